@@ -1,0 +1,303 @@
+"""Manifests: what can be served. Schema, catalog, names.
+
+`manifests/*.toml` is data: a manifest may describe a model whose family this version does not run yet (`FAMILIES`).
+"""
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+import spinf_serve
+from spinf_serve.refusal import StartRefused
+
+MANIFEST_DIRS_ENV = "SPINF_MANIFEST_DIRS"
+DEFAULT_MODEL = "spinf/gemma-4-12b-fp8"
+CAPABILITIES = ("score",)
+"""What this version does with a model, whatever else the model could do."""
+
+_HUB_REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^\S+$")]
+_Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class ManifestError(StartRefused):
+    """A manifest that breaks the schema, a name claimed twice, or a model that no manifest describes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """`model_types`: what config.json calls it. `schemes`: device kind → schemes that this version runs, best first."""
+
+    model_types: tuple[str, ...]
+    schemes: dict[str, tuple[str, ...]]
+
+
+FAMILIES: dict[str, Family] = {
+    "gemma3": Family(("gemma3_text", "gemma3"), {"cpu": ("f32",)}),
+    "gemma4": Family(("gemma4", "gemma4_text", "gemma4_unified"), {}),
+    "qwen35": Family(("qwen3_5", "qwen3_5_text"), {}),
+}
+SERVED_FAMILIES = tuple(name for name, family in FAMILIES.items() if family.schemes)
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Source(_Table):
+    """Where the weights come from: a Hub repository at a pinned commit, or a Python package at a pinned version."""
+
+    repo: Annotated[str, Field(pattern=f"^{_HUB_REPO.pattern}$")] | None = None
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
+    package: _Name | None = None
+    version: _Name | None = None
+    format: Literal["safetensors-bf16", "fp8-static", "gptq-int4-g32", "gguf"]
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.repo is None) == (self.package is None):
+            raise ValueError("exactly one of repo and package is needed")
+        if self.repo is None and self.revision is not None:
+            raise ValueError("revision belongs to repo; a package is pinned by version")
+        if self.package is None and self.version is not None:
+            raise ValueError("version belongs to package; a repo is pinned by revision")
+        return self
+
+    @property
+    def pinned(self) -> bool:
+        return self.revision is not None or self.version is not None
+
+
+class Quant(_Table):
+    """Schemes of engine.md on a GPU: `default` is one of `allowed`, or `auto` for the choice made from the card."""
+
+    default: str = "auto"
+    allowed: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+
+    @model_validator(mode="after")
+    def _default_allowed(self) -> Self:
+        if self.default not in ("auto", *self.allowed):
+            raise ValueError(f"default {self.default!r} is not among allowed")
+        return self
+
+
+class DetailTokens(_Table):
+    """Tokens of one image by the `detail` of a request."""
+
+    low: _Positive
+    auto: _Positive
+    high: _Positive
+
+
+class Image(_Table):
+    """How the family cuts an image: `side` pixels a token."""
+
+    scheme: Literal["gemma4", "qwen"]
+    side: _Positive
+    detail_tokens: DetailTokens
+
+
+class ManifestLimits(_Table):
+    """Packed tokens per pass, and the largest single input."""
+
+    token_budget: _Positive
+    max_tokens: _Positive
+
+
+class Parity(_Table):
+    """A fixture and its recorded reference, as paths."""
+
+    fixture: str
+    reference: str
+
+
+class Manifest(_Table):
+    """One model. `source` is None only for a snapshot directory that the user named."""
+
+    id: _Name
+    name: Annotated[str, Field(min_length=1)]
+    aliases: Annotated[tuple[_Name, ...], Field(strict=False)] = ()
+    base_model: str | None = None
+    status: Literal["available", "planned"]
+    family: Literal["gemma3", "gemma4", "qwen35"]
+    head: Literal["lm_head", "readout"] = "lm_head"
+    capabilities: Annotated[tuple[Literal["score", "extract", "generate"], ...], Field(strict=False, min_length=1)]
+    prompt_style: Literal["default", "decider"] = "default"
+    media: Annotated[tuple[Literal["image", "audio", "video"], ...], Field(strict=False)] = ()
+    source: Source | None = None
+    quant: Quant | None = None
+    image: Image | None = None
+    limits: ManifestLimits
+    parity: Parity | None = None
+
+    @field_validator("aliases", "capabilities", "media")
+    @classmethod
+    def _no_repeats(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len({item.casefold() for item in value}) < len(value):
+            raise ValueError("an entry is listed twice")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.status == "available" and self.source is not None and not self.source.pinned:
+            raise ValueError("an available model needs source.revision (or source.version of a package)")
+        if ("image" in self.media or "video" in self.media) != (self.image is not None):
+            raise ValueError("[image] goes with the media kinds image and video")
+        return self
+
+    def names(self) -> set[str]:
+        """The id and the aliases, folded: names are compared without case."""
+        return {self.id.casefold(), *(alias.casefold() for alias in self.aliases)}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """What the user's MODEL and `--model-dir` mean: a manifest, a local snapshot if one was named, the name used."""
+
+    manifest: Manifest
+    directory: Path | None
+    requested: str
+
+
+def builtin_dir() -> Path:
+    """The shipped manifests: inside the package in a wheel, `manifests/` at the top of a checkout."""
+    package = Path(spinf_serve.__file__).resolve().parent
+    shipped = package / "_manifests"
+    return shipped if shipped.is_dir() else package.parent / "manifests"
+
+
+def load_manifest(path: Path) -> Manifest:
+    """Read and validate one file. Raises `ManifestError` naming file, table and key."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ManifestError(f"manifest {path}: {error}") from None
+    try:
+        manifest = Manifest.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "(whole file)"
+        raise ManifestError(f"manifest {path}: {where}: {first['msg']}") from None
+    if manifest.source is None:
+        raise ManifestError(f"manifest {path}: source: Field required")
+    return manifest
+
+
+def extra_dirs_from_env() -> list[Path]:
+    """The directories of SPINF_MANIFEST_DIRS, separated by colons or commas."""
+    return [Path(part).expanduser() for part in re.split(r"[:,]", os.environ.get(MANIFEST_DIRS_ENV, "")) if part]
+
+
+class Catalog:
+    """All manifests, by name. Build it with `load`."""
+
+    def __init__(self, manifests: Iterable[Manifest]) -> None:
+        self.manifests = tuple(manifests)
+        self._by_name: dict[str, Manifest] = {}
+        for manifest in self.manifests:
+            for name in manifest.names():
+                if (other := self._by_name.setdefault(name, manifest)) is not manifest:
+                    raise ManifestError(f"the name {name!r} is claimed by two manifests: {other.id} and {manifest.id}")
+
+    @classmethod
+    def load(cls, extra_dirs: Iterable[Path] | None = None) -> Self:
+        """The built-in manifests and those of `extra_dirs` (default: SPINF_MANIFEST_DIRS), which override by id.
+
+        Raises `ManifestError`: a bad file, a missing directory, a name claimed twice.
+        """
+        merged = {manifest.id.casefold(): manifest for manifest in _load_dir(builtin_dir())}
+        extra: dict[str, Manifest] = {}
+        for directory in extra_dirs_from_env() if extra_dirs is None else extra_dirs:
+            for manifest in _load_dir(directory):
+                if manifest.id.casefold() in extra:
+                    raise ManifestError(f"{directory}: a second manifest with the id {manifest.id!r}")
+                extra[manifest.id.casefold()] = manifest
+        return cls((merged | extra).values())
+
+    def resolve(self, model: str, model_dir: str | None = None) -> ModelChoice:
+        """Find what MODEL names: an id or alias, a Hub repository, or a local snapshot directory, in this order.
+
+        Raises `ManifestError` for a name that means nothing, and for a directory that cannot be served.
+        """
+        directory = None if model_dir is None else Path(model_dir).expanduser().absolute()
+        manifest = self._by_name.get(model.casefold()) or self._by_repo(model)
+        if manifest is not None:
+            return ModelChoice(manifest, directory, model)
+        local = Path(model).expanduser()
+        if local.is_dir():
+            if directory is not None:
+                raise ManifestError(f"MODEL {model!r} is a directory already: leave out --model-dir")
+            local = local.absolute()
+            return ModelChoice(synthesize(local.resolve().name or "model", local), local, model)
+        if not _HUB_REPO.fullmatch(model):
+            raise ManifestError(
+                f"unknown model {model!r}: neither a directory nor a known name "
+                f"({', '.join(sorted(manifest.id for manifest in self.manifests))})"
+            )
+        if directory is None:
+            raise ManifestError(
+                f"no manifest describes the Hub repository {model!r}, and this version downloads no weights: "
+                "give its local snapshot with --model-dir DIR"
+            )
+        return ModelChoice(synthesize(model, directory), directory, model)
+
+    def _by_repo(self, model: str) -> Manifest | None:
+        found = [m for m in self.manifests if m.source and (m.source.repo or "").casefold() == model.casefold()]
+        if len(found) > 1:
+            raise ManifestError(f"several manifests use the repository {model!r}: name one of {[m.id for m in found]}")
+        return found[0] if found else None
+
+
+def _load_dir(directory: Path) -> list[Manifest]:
+    if not directory.is_dir():
+        raise ManifestError(f"no such directory of manifests: {directory}")
+    manifests = [load_manifest(path) for path in sorted(directory.glob("*.toml"))]
+    if len({manifest.id.casefold() for manifest in manifests}) < len(manifests):
+        raise ManifestError(f"{directory}: two manifests with one id")
+    return manifests
+
+
+def read_model_config(directory: Path) -> dict[str, Any]:
+    """config.json of a snapshot. Raises `ManifestError` where there is none, or it is no JSON object."""
+    path = directory / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ManifestError(f"no readable config.json in {directory}: {error}") from None
+    if not isinstance(config, dict):
+        raise ManifestError(f"{path}: not a JSON object")
+    return config
+
+
+def family_of(config: dict[str, Any], where: str) -> str:
+    """The family that a config.json's `model_type` names. Raises `ManifestError` for one that is not served."""
+    model_type = config.get("model_type")
+    family = next((name for name, entry in FAMILIES.items() if model_type in entry.model_types), None)
+    if family is None or family not in SERVED_FAMILIES:
+        served = ", ".join(t for name in SERVED_FAMILIES for t in FAMILIES[name].model_types)
+        raise ManifestError(f"{where}: model_type {model_type!r} is not supported yet; supported: {served}")
+    return family
+
+
+def synthesize(model_id: str, directory: Path) -> Manifest:
+    """The manifest of a snapshot directory that has none: the family from config.json, the usual limits."""
+    config = read_model_config(directory)
+    family = family_of(config, str(directory))
+    text_config = config.get("text_config") or config
+    positions = text_config.get("max_position_embeddings")
+    longest = positions if isinstance(positions, int) and positions > 0 else 65_536
+    return Manifest(
+        id=re.sub(r"\s+", "-", model_id),
+        name=model_id,
+        status="available",
+        family=family,  # type: ignore[arg-type]  # a key of FAMILIES
+        capabilities=("score",),
+        limits=ManifestLimits(token_budget=16_384, max_tokens=min(65_536, longest)),
+    )
