@@ -1,0 +1,243 @@
+"""Snapshots: a directory with config.json, tokenizer.json and complete safetensors shards.
+
+Heavy steps (converting the demo model, hashing weights) run here without torch; `resolve` may be called from any process,
+by several at once.
+"""
+
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from spinf_serve.config import ServedModel
+from spinf_serve.manifests import CAPABILITIES, ModelChoice, family_of, read_model_config
+from spinf_serve.refusal import StartRefused
+
+Progress = Callable[[str], None]
+INDEX = "model.safetensors.index.json"
+REVISION_FILE = ".revision"
+_CHUNK = 32 << 20
+_MAX_HEADER = 100 << 20  # safetensors' own bound on the header
+
+
+class SnapshotError(StartRefused):
+    """No usable snapshot. The message says which file is missing, short or foreign."""
+
+
+def describe(choice: ModelChoice) -> ServedModel:
+    """The facts of the model before its snapshot is there: `revision` is the pinned one, `snapshot_dir` is ""."""
+    manifest = choice.manifest
+    source = manifest.source
+    return ServedModel(
+        id=manifest.id,
+        name=manifest.name,
+        aliases=manifest.aliases,
+        requested=choice.requested,
+        family=manifest.family,
+        head=manifest.head,
+        capabilities=tuple(c for c in manifest.capabilities if c in CAPABILITIES),
+        media=(),
+        prompt_style=manifest.prompt_style,
+        base_model=manifest.base_model or manifest.id,
+        revision=(source.revision or source.version or "") if source else "",
+        snapshot_dir="",
+    )
+
+
+def resolve(choice: ModelChoice, on_progress: Progress | None = None) -> ServedModel:
+    """Find (for the demo: make) the model's complete snapshot, and say what it is.
+
+    Raises `StartRefused`. The revision is a hash of the content, so that two sets of weights never share a fingerprint.
+    """
+    progress = on_progress or (lambda _message: None)
+    served = describe(choice)
+    if choice.directory is not None:
+        directory = choice.directory
+        shards = check_snapshot(directory)
+        family = family_of(read_model_config(directory), str(directory))
+        if family != choice.manifest.family:
+            raise SnapshotError(
+                f"{directory} holds a {family} model, {choice.manifest.id} is {choice.manifest.family}: "
+                "to serve the directory as it is, give it as MODEL"
+            )
+        progress(f"hashing the weights in {directory}")
+        revision = content_revision(directory, shards)
+    elif choice.manifest.source is not None and choice.manifest.source.package is not None:
+        directory = package_snapshot(choice, progress)
+        revision = (directory / REVISION_FILE).read_text(encoding="ascii")
+    else:
+        raise SnapshotError(
+            f"the weights of {choice.manifest.id} are not here, and this version downloads none: "
+            "give a local snapshot with --model-dir DIR"
+        )
+    return replace(served, revision=revision, snapshot_dir=str(directory.resolve()))
+
+
+def check_snapshot(directory: Path) -> list[Path]:
+    """The weight files of a complete snapshot, sorted by name. Raises `SnapshotError` for an incomplete one."""
+    if not directory.is_dir():
+        raise SnapshotError(f"no such snapshot directory: {directory}")
+    for name in ("config.json", "tokenizer.json"):
+        if not (directory / name).is_file():
+            raise SnapshotError(f"incomplete snapshot {directory}: {name} is missing")
+    if not (directory / INDEX).exists():
+        shards = {path.name: None for path in directory.glob("*.safetensors")}
+        if list(shards) != ["model.safetensors"]:
+            raise SnapshotError(f"incomplete snapshot {directory}: needs model.safetensors, or shards and {INDEX}")
+    else:
+        shards = _indexed_shards(directory)
+    for name, tensors in sorted(shards.items()):
+        _check_shard(directory / name, tensors)
+    return [directory / name for name in sorted(shards)]
+
+
+def _indexed_shards(directory: Path) -> dict[str, Any]:
+    """File name → names of the tensors that the index expects in it."""
+    path = directory / INDEX
+    try:
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        shards: dict[str, Any] = {}
+        for tensor, name in weight_map.items():
+            if Path(name).name != name:
+                raise ValueError(f"shard {name!r} is not a plain file name")
+            shards.setdefault(name, []).append(tensor)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SnapshotError(f"unusable index {path}: {error!r}") from None
+    if not shards:
+        raise SnapshotError(f"unusable index {path}: it names no tensor")
+    return shards
+
+
+def _check_shard(path: Path, tensors: list[str] | None) -> None:
+    """Compare a file's length with its header: 8 bytes of header length, a JSON header, the data it describes."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header_len = int.from_bytes(file.read(8), "little")
+            if not 2 <= header_len <= min(size - 8, _MAX_HEADER):
+                raise SnapshotError(f"incomplete snapshot: {path} is cut off or not a safetensors file")
+            header = json.loads(file.read(header_len))
+        header.pop("__metadata__", None)
+        expected = 8 + header_len + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    except OSError as error:
+        raise SnapshotError(f"incomplete snapshot: {path}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        raise SnapshotError(f"{path} is not a safetensors file: its header cannot be read") from None
+    if size != expected:
+        raise SnapshotError(f"incomplete snapshot: {path} has {size} bytes, its header says {expected}")
+    if missing := set(tensors or ()) - header.keys():
+        raise SnapshotError(f"incomplete snapshot: {path} lacks {min(missing)} and {len(missing) - 1} others of the index")
+
+
+def content_revision(directory: Path, shards: list[Path]) -> str:
+    """`sha256:` + 64 hex digits over the names and full contents of every JSON file and shard of a snapshot.
+
+    Blocks of 32 MiB are hashed in parallel (about 0.7 s per GB on two cores), then the list of their digests.
+    """
+    blocks: list[tuple[Path, int]] = []
+    names = hashlib.sha256()
+    for path in [*sorted(directory.glob("*.json")), *shards]:
+        size = path.stat().st_size
+        names.update(f"{path.name}\0{size}\0".encode())
+        blocks += [(path, offset) for offset in range(0, size, _CHUNK)]
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        for digest in pool.map(_block_digest, blocks):
+            names.update(digest)
+    return f"sha256:{names.hexdigest()}"
+
+
+def _block_digest(block: tuple[Path, int]) -> bytes:
+    path, offset = block
+    with path.open("rb") as file:
+        file.seek(offset)
+        return hashlib.sha256(file.read(_CHUNK)).digest()
+
+
+def cache_dir() -> Path:
+    """Where converted snapshots are kept: $XDG_CACHE_HOME/spinf-serve/snapshots, by default under ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "spinf-serve" / "snapshots"
+
+
+def package_snapshot(choice: ModelChoice, progress: Progress) -> Path:
+    """The snapshot converted from a model package, made on the first call and kept.
+
+    One process converts, under a lock; the others wait for it. The directory appears whole (rename) or not at all.
+    """
+    source = choice.manifest.source
+    assert source is not None and source.package is not None
+    version = _installed_version(source.package, source.version)
+    parent = cache_dir()
+    target = parent / f"{choice.manifest.id}-{version}-{_converter_digest()}"
+    if _is_complete(target):
+        return target
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        with _locked(parent / f".{target.name}.lock"):
+            if not _is_complete(target):
+                progress(f"converting {source.package} {version} to a snapshot in {target} (once)")
+                _convert(target, progress)
+    except OSError as error:
+        raise SnapshotError(f"cannot write the snapshot {target} ({error}); set XDG_CACHE_HOME to a writable place") from None
+    return target
+
+
+def _installed_version(package: str, pinned: str | None) -> str:
+    try:
+        version = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        raise SnapshotError(f"the package {package} is not installed: pip install spinf-serve[demo]") from None
+    if pinned is not None and version != pinned:
+        raise SnapshotError(f"{package} {version} is installed, {pinned} is needed: pip install spinf-serve[demo]")
+    return version
+
+
+def _is_complete(directory: Path) -> bool:
+    if not (directory / REVISION_FILE).is_file():
+        return False
+    try:
+        check_snapshot(directory)
+    except SnapshotError:
+        return False
+    return True
+
+
+def _converter_digest() -> str:
+    """A few hex digits over the code that converts: a snapshot made by other code is not reused."""
+    folder = Path(__file__).parent
+    return hashlib.sha256(b"".join((folder / name).read_bytes() for name in ("demo.py", "bpe.py"))).hexdigest()[:8]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock, which the kernel drops when the process dies."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _convert(target: Path, progress: Progress) -> None:
+    """Convert beside `target`, hash, then rename. What an interrupted conversion left behind is removed first."""
+    from spinf_serve.demo import convert_demo  # needs the packages gguf and safetensors
+
+    for left in target.parent.glob(f".{target.name}.tmp-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{target.name}.tmp-", dir=target.parent))
+    try:
+        convert_demo(work, progress)
+        (work / REVISION_FILE).write_text(content_revision(work, check_snapshot(work)), encoding="ascii")
+        if target.exists():  # incomplete, or this process would not be here
+            shutil.rmtree(target)
+        work.chmod(0o755)
+        work.rename(target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
