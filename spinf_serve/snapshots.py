@@ -135,7 +135,9 @@ def _check_shard(path: Path, tensors: list[str] | None) -> None:
     if size != expected:
         raise SnapshotError(f"incomplete snapshot: {path} has {size} bytes, its header says {expected}")
     if missing := set(tensors or ()) - header.keys():
-        raise SnapshotError(f"incomplete snapshot: {path} lacks {min(missing)} and {len(missing) - 1} others of the index")
+        raise SnapshotError(
+            f"incomplete snapshot: {path} lacks {min(missing)} and {len(missing) - 1} others of the index"
+        )
 
 
 def content_revision(directory: Path, shards: list[Path]) -> str:
@@ -187,7 +189,9 @@ def package_snapshot(choice: ModelChoice, progress: Progress) -> Path:
                 progress(f"converting {source.package} {version} to a snapshot in {target} (once)")
                 _convert(target, progress)
     except OSError as error:
-        raise SnapshotError(f"cannot write the snapshot {target} ({error}); set XDG_CACHE_HOME to a writable place") from None
+        raise SnapshotError(
+            f"cannot write the snapshot {target} ({error}); set XDG_CACHE_HOME to a writable place"
+        ) from None
     return target
 
 

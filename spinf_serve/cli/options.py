@@ -41,7 +41,7 @@ def _parameter(setting: Setting) -> inspect.Parameter:
     help_text = f"{setting.help} ({setting.env}{', default ' + default if default else ''})"
     kind: Any
     if setting.flag is None:
-        kind = typer.Argument(help=help_text, show_default=False)
+        kind = typer.Argument(metavar=f"[{setting.name.upper()}]", help=help_text, show_default=False)
     else:
         kind = typer.Option(*_spellings(setting), help=help_text, show_default=False)
     annotation = Annotated[_plain_type(setting) | None, kind]  # type: ignore[valid-type]

@@ -19,7 +19,8 @@ from spinf_serve.settings import Settings
 def score(
     flags: dict[str, Any],
     request: Annotated[
-        str, typer.Argument(metavar="REQUEST.json", help="File with one body of POST /v1/score; - reads standard input.")
+        str,
+        typer.Argument(metavar="REQUEST.json", help="File with one body of POST /v1/score; - reads standard input."),
     ],
 ) -> None:
     """Score one request without a server and print the response on standard output."""
