@@ -1,0 +1,120 @@
+"""The body of `/v1/score` and `/v1/chat/completions`, read without a tokenizer.
+
+Faults are collected with their places and the first in document order wins, together with those that only a tokenizer
+finds: so reading a body never raises by itself, and a compiler that has added its own faults calls `faults.check()`.
+"""
+
+from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
+from typing import Any
+
+from spinf_serve.config import Limits, ServedModel
+from spinf_serve.protocol.document import Faults, Fields, Place
+from spinf_serve.protocol.errors import RequestError
+from spinf_serve.protocol.inputs import Input, InputReader
+from spinf_serve.protocol.queries import Query, QueryList, QueryRules, read_queries
+
+MAX_ENDPOINT_CHARS = 128
+
+_SCORING_FIELDS = frozenset({"queries", "packs", "empty_floor", "case_insensitive"})
+_PACK_FIELDS = frozenset({"id", "version", "context", "decision", "include_queries"})
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """A request as the caller meant it; what stands after the first fault may be missing.
+
+    model     as requested, or None
+    limits    the caller's, capped by the server's
+    """
+
+    model: str | None
+    endpoint: str | None
+    inputs: tuple[Input, ...]
+    shared: tuple[Query, ...]
+    case_insensitive: bool
+    limits: Limits
+    faults: Faults
+
+    def asked(self) -> list[Query]:
+        """Every query that some input is asked, once, in request order: shared ones, then each input's own."""
+        used: dict[int, Query] = {}
+        for shared in {id(item.shared): item.shared for item in self.inputs}.values():
+            used.update((id(query), query) for query in shared)
+        kept = [query for query in self.shared if id(query) in used]
+        return kept + [query for item in self.inputs for query in item.own]
+
+
+def read_request(
+    body: Any, served: ServedModel, limits: Limits, *, trusted: bool = False, needs_scoring: bool = False
+) -> ScoreRequest:
+    """Reads a parsed JSON body. `needs_scoring`: the chat route's rule. Faults stay in the result's `faults`."""
+    if not isinstance(body, dict):
+        raise RequestError("invalid_field", "the body must be an object", "body")
+    faults = Faults()
+    fields = Fields(body, Place(), faults)
+    if trusted:
+        limits = _trusted(fields, limits)
+    model = _model(fields, served)
+    endpoint = fields.string("endpoint", min_chars=1, max_chars=MAX_ENDPOINT_CHARS)
+    if body.get("stream") not in (None, False):
+        fields.fault("stream", "nothing is streamed")
+    if needs_scoring and body.get("scoring") is None:
+        fields.fault("scoring", "the request has no scoring", "scoring_required")
+    rules, shared = _scoring(fields, limits)
+    inputs = InputReader(fields, rules, shared, limits.max_prompts_per_input).read()
+    return ScoreRequest(model, endpoint, inputs, shared.queries, rules.case_insensitive, limits, faults)
+
+
+def _model(fields: Fields, served: ServedModel) -> str | None:
+    model = fields.string("model")
+    names = {name.casefold() for name in (served.id, served.requested, *served.aliases)}
+    if model is not None and model.casefold() not in names:
+        fields.fault("model", f"this server serves {served.id}", "model_not_served")
+    return model
+
+
+def _trusted(fields: Fields, limits: Limits) -> Limits:
+    """The caller's `limits`, each capped by the server's. `features` can only switch off what does not exist here."""
+    features = fields.object("features")
+    if features is not None:
+        features.items("media")
+        features.boolean("extraction", False)
+        features.boolean("generation", False)
+    sent = fields.object("limits")
+    if sent is None:
+        return limits
+    values = {name: sent.integer(name, 0) for name in (field.name for field in dataclass_fields(Limits))}
+    capped = {name: min(value, getattr(limits, name)) for name, value in values.items() if value is not None}
+    return replace(limits, **capped)
+
+
+def _scoring(fields: Fields, limits: Limits) -> tuple[QueryRules, QueryList]:
+    scoring = fields.object("scoring")
+    if scoring is None:
+        return QueryRules(True, True, limits.max_options), QueryList(known="scoring" not in fields)
+    scoring.refuse_unknown(_SCORING_FIELDS)
+    rules = QueryRules(
+        empty_floor=scoring.boolean("empty_floor", True),
+        case_insensitive=scoring.boolean("case_insensitive", True),
+        max_options=limits.max_options,
+    )
+    _packs(scoring)
+    return rules, read_queries(scoring, rules)
+
+
+def _packs(scoring: Fields) -> None:
+    """Checks the shape of `packs`, then refuses each entry: this server has no packs."""
+    place = scoring.place("packs")
+    for i, entry in enumerate(scoring.items("packs") or ()):
+        if not isinstance(entry, dict):
+            scoring.faults.add(place.item(i), "invalid_field", "must be an object")
+            continue
+        pack = Fields(entry, place.item(i), scoring.faults)
+        pack.refuse_unknown(_PACK_FIELDS)
+        for name in ("version", "context"):
+            pack.string(name)
+        pack.boolean("include_queries", False)
+        pack.object("decision")
+        if pack.string("id", required=True) is not None:
+            pack.fault("id", "this server has no such pack", "unknown_pack")
