@@ -13,7 +13,7 @@ INTERPRETER = $(BIN)/python -c 'import sys; raise SystemExit(sys.version_info[:2
 UV = $(BIN)/uv pip
 PYTEST_ARGS ?=
 
-.PHONY: help install demo test lint format types wheel smoke bench lock hooks clean
+.PHONY: help install demo test lint format types wheel smoke bench lock docs hooks clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -53,6 +53,9 @@ bench: $(STAMP) ## print the speed figures of benchmarks/ (never part of the tes
 lock: $(STAMP) ## pin every dependency again, with hashes and without an index address
 	@$(BIN)/uv pip compile pyproject.toml --extra server --extra demo --group dev --universal --python-version 3.12 \
 	  --generate-hashes --no-emit-index-url --no-header --quiet --output-file requirements.lock
+
+docs: $(STAMP) ## write the generated tables of docs/ again
+	@$(BIN)/python docs/update.py
 
 hooks: $(STAMP) ## run the linters before each commit
 	@$(BIN)/pre-commit install
