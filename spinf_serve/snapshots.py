@@ -1,7 +1,7 @@
 """Snapshots: a directory with config.json, tokenizer.json and complete safetensors shards.
 
-Heavy steps (converting the demo model, hashing weights) run here without torch; `resolve` may be called from any process,
-by several at once.
+Heavy steps (converting the demo model, hashing weights) run here without torch; `resolve` may be called from any
+process, by several at once.
 """
 
 import fcntl
@@ -176,7 +176,8 @@ def package_snapshot(choice: ModelChoice, progress: Progress) -> Path:
     One process converts, under a lock; the others wait for it. The directory appears whole (rename) or not at all.
     """
     source = choice.manifest.source
-    assert source is not None and source.package is not None
+    assert source is not None
+    assert source.package is not None
     version = _installed_version(source.package, source.version)
     parent = cache_dir()
     target = parent / f"{choice.manifest.id}-{version}-{_converter_digest()}"
@@ -231,13 +232,11 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _convert(target: Path, progress: Progress) -> None:
     """Convert beside `target`, hash, then rename. What an interrupted conversion left behind is removed first."""
-    from spinf_serve.demo import convert_demo  # needs the packages gguf and safetensors
-
     for left in target.parent.glob(f".{target.name}.tmp-*"):
         shutil.rmtree(left, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=f".{target.name}.tmp-", dir=target.parent))
     try:
-        convert_demo(work, progress)
+        _run_conversion(work, progress)
         (work / REVISION_FILE).write_text(content_revision(work, check_snapshot(work)), encoding="ascii")
         if target.exists():  # incomplete, or this process would not be here
             shutil.rmtree(target)
@@ -245,3 +244,14 @@ def _convert(target: Path, progress: Progress) -> None:
         work.rename(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _run_conversion(work: Path, progress: Progress) -> None:
+    from spinf_serve.demo import convert_demo
+
+    try:
+        convert_demo(work, progress)
+    except ModuleNotFoundError as error:
+        raise SnapshotError(f"the package {error.name} is not installed: pip install spinf-serve[demo]") from None
+    except ValueError as error:
+        raise SnapshotError(f"the demo model cannot be converted: {error}") from None

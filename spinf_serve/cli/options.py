@@ -1,6 +1,5 @@
 """Command-line parameters made from the settings."""
 
-import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -24,15 +23,14 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     own = [p for p in inspect.signature(command).parameters.values() if p.name != "flags"]
     parameters = [*own, *(_parameter(setting) for setting in SETTINGS.values())]
 
-    @functools.wraps(command)
     def wrapper(**arguments: Any) -> None:
         flags = {name: arguments.pop(name) for name in SETTINGS}
         command(flags, **arguments)
 
+    wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
     # typer reads both: the signature for the order, the annotations for the types.
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
-    del wrapper.__wrapped__  # type: ignore[attr-defined]
     return wrapper
 
 

@@ -1,0 +1,114 @@
+"""`Engine`: the library entry point. The objects of the server, in one process, without sockets."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from spinf_serve import snapshots
+from spinf_serve.engine_thread import EngineThread
+from spinf_serve.plan import EngineInfo
+from spinf_serve.protocol.errors import RequestError
+from spinf_serve.protocol.ids import new_request_id
+from spinf_serve.refusal import StartRefused
+from spinf_serve.settings import SETTINGS, Settings
+
+Progress = Callable[[str], None]
+
+
+class Engine:
+    """A loaded model that scores requests: `Engine("gemma-3-270m", device="cpu").score(body)`.
+
+    `model` and the keywords are the settings of `spinf-serve serve` by their names (`token_budget=…`, `max_options=…`);
+    SPINF_* variables, a settings file and the model's manifest count under them, as for the server. The caller is
+    trusted. `score` may be called from several threads at once: their requests then share passes. Needs the packages of
+    `spinf-serve[server]`.
+
+    Raises `StartRefused` for settings or a model that cannot be used.
+    """
+
+    def __init__(self, model: str | None = None, *, on_progress: Progress | None = None, **settings: Any) -> None:
+        self._open(Settings.load(_known({"model": model, **settings}), keywords=True), on_progress)
+
+    @classmethod
+    def from_settings(cls, settings: Settings, *, on_progress: Progress | None = None) -> Self:
+        """The same from settings that are merged already."""
+        engine = cls.__new__(cls)
+        engine._open(settings, on_progress)
+        return engine
+
+    def _open(self, settings: Settings, on_progress: Progress | None) -> None:
+        if refusals := settings.refusals():
+            raise StartRefused("; ".join(refusals))
+        from workers.engine.engine import ScoringEngine  # loads torch
+        from workers.preprocess.preprocessor import Preprocessor
+
+        from workers.preprocess.tokenizer import ContentTokenizer
+
+        self.model = snapshots.resolve(settings.choice(), on_progress)
+        self._max_body_bytes = settings.max_body_bytes
+        tokenizer = ContentTokenizer.load(Path(self.model.snapshot_dir))
+        self._preprocessor = Preprocessor(settings.preprocess_config(self.model), tokenizer)
+        self._engine = ScoringEngine.load(settings.engine_config(self.model), on_progress)
+        try:
+            self._engine.warm_up()
+            self._thread = EngineThread(self._engine)
+        except BaseException:
+            self._engine.close()
+            raise
+
+    @property
+    def info(self) -> EngineInfo:
+        """What produces the scores: fingerprint, scheme, versions, load times."""
+        return self._engine.info
+
+    def score(self, body: dict[str, Any] | bytes | str) -> dict[str, Any]:
+        """Score one body of `POST /v1/score` and return the response. Raises `RequestError` as the server answers."""
+        response: dict[str, Any] = json.loads(self.score_bytes(_to_bytes(body)))
+        return response
+
+    def score_bytes(self, body: bytes, request_id: str | None = None) -> bytes:
+        """The same from the raw body to the raw response, whose id is `request_id` (default: a new one)."""
+        from workers.preprocess.preprocessor import RequestHeader
+
+        if len(body) > self._max_body_bytes:
+            raise RequestError("body_too_large", f"the body has {len(body)} bytes, the limit is {self._max_body_bytes}")
+        header = RequestHeader(
+            request_id=request_id or new_request_id(),
+            route="score",
+            trusted=True,
+            content_encoding=None,
+            received=time.monotonic(),
+        )
+        prepared = self._preprocessor.prepare(body, header)
+        return self._preprocessor.assemble(prepared, self._thread.run(prepared.plan))
+
+    def close(self) -> None:
+        """Free the model. Requests that still wait fail with `model_unavailable`; may be called twice."""
+        self._thread.close()
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _known(settings: dict[str, Any]) -> dict[str, Any]:
+    if unknown := settings.keys() - SETTINGS.keys():
+        raise TypeError(f"Engine() got an unknown setting: {min(unknown)}")
+    return settings
+
+
+def _to_bytes(body: dict[str, Any] | bytes | str) -> bytes:
+    """A body as it would travel. What JSON cannot hold stays visible to the parser, which refuses it with its code."""
+    if isinstance(body, bytes):
+        return body
+    if isinstance(body, str):
+        return body.encode("utf-8", errors="surrogatepass")
+    return json.dumps(body).encode("ascii")

@@ -1,0 +1,124 @@
+"""The thread that owns a `ScoringEngine` in one's own process: the counterpart of the engine process's loop.
+
+Only this thread touches the engine. Plans submitted while a pass runs wait in a queue and share the next one.
+"""
+
+import itertools
+import logging
+import queue
+import threading
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from spinf_serve.plan import Completion, ScorePlan, ScoreResult
+from spinf_serve.protocol.errors import RequestError
+
+log = logging.getLogger(__name__)
+
+
+class SteppedEngine(Protocol):
+    """What the thread needs of an engine; `workers.engine.engine.ScoringEngine` has it."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to run or to report."""
+        ...
+
+    def submit(self, key: Any, plan: ScorePlan) -> None:
+        """Queue a plan under a key of the caller's."""
+        ...
+
+    def cancel(self, key: Any) -> None:
+        """Forget a plan; an unknown key is fine."""
+        ...
+
+    def step(self) -> list[Completion]:
+        """Run at most one pass and return what it finished."""
+        ...
+
+
+class EngineThread:
+    """Runs plans for any number of calling threads. `close` ends it; plans still waiting then fail."""
+
+    def __init__(self, engine: SteppedEngine) -> None:
+        self._engine = engine
+        self._inbox: queue.SimpleQueue[tuple[int, ScorePlan] | int | None] = queue.SimpleQueue()
+        self._futures: dict[int, Future[ScoreResult]] = {}
+        self._lock = threading.Lock()
+        self._keys = itertools.count()
+        self._refusal = ""  # why nothing more is accepted
+        self._thread = threading.Thread(target=self._run, name="spinf-engine", daemon=True)
+        self._thread.start()
+
+    def run(self, plan: ScorePlan) -> ScoreResult:
+        """Submit a plan and wait for its result. Raises `RequestError`; interrupted (Ctrl-C), it cancels the plan."""
+        future: Future[ScoreResult] = Future()
+        with self._lock:
+            if self._refusal:
+                raise RequestError("model_unavailable", self._refusal)
+            key = next(self._keys)
+            self._futures[key] = future
+            self._inbox.put((key, plan))
+        try:
+            return future.result()
+        except BaseException:
+            if not future.done():
+                self._inbox.put(key)
+            raise
+
+    def close(self) -> None:
+        """Stop after the running pass and wait for the thread. May be called twice."""
+        self._refuse("the engine was closed")
+        self._inbox.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._take():
+                for completion in self._engine.step():
+                    self._finish(completion)
+        except Exception:
+            log.exception("the engine failed")
+            self._refuse("the engine failed and was closed")
+        finally:
+            for key in list(self._futures):
+                self._fail(key, RequestError("model_unavailable", self._refusal))
+
+    def _take(self) -> bool:
+        """Hand everything that waits to the engine; block only while there is nothing to run. False = close."""
+        while True:
+            try:
+                item = self._inbox.get(block=not self._engine.has_work)
+            except queue.Empty:
+                return True
+            if item is None:
+                return False
+            if isinstance(item, int):
+                self._engine.cancel(item)
+                self._futures.pop(item, None)
+            else:
+                self._submit(*item)
+
+    def _submit(self, key: int, plan: ScorePlan) -> None:
+        """A plan that the engine does not take fails alone."""
+        try:
+            self._engine.submit(key, plan)
+        except RequestError as error:
+            self._fail(key, error)
+        except Exception:
+            log.exception("a plan was not accepted")
+            self._fail(key, RequestError("engine_error", "the engine could not take the request"))
+
+    def _finish(self, completion: Completion) -> None:
+        if completion.result is None:
+            self._fail(completion.key, completion.error or RequestError("engine_error", "the engine gave no result"))
+        elif future := self._futures.pop(completion.key, None):
+            future.set_result(completion.result)
+
+    def _fail(self, key: int, error: Exception) -> None:
+        if future := self._futures.pop(key, None):
+            future.set_exception(error)
+
+    def _refuse(self, reason: str) -> None:
+        with self._lock:
+            self._refusal = self._refusal or reason
