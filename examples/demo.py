@@ -1,4 +1,4 @@
-"""The main job on the demo model: two questions about one message, in this process, on the CPU. Run it by `make demo`."""
+"""`make demo`: the main job on the demo model. Two questions about one message, in this process, on the CPU."""
 
 import time
 from typing import Any
@@ -61,7 +61,7 @@ def main() -> None:
     out.print(f"\n{CONTENT}\n", highlight=False, markup=False)
     out.print(table(response))
     out.print(
-        "p: share among the options. floor: the same question without the message. lift: p / floor, what the message did.\n"
+        "p: share among the options. floor: the same question without the message. lift: p / floor.\n"
         "The demo model is a small base model with weak answers; docs/scores.md says how to read them.",
         highlight=False,
     )
