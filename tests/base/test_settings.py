@@ -75,7 +75,8 @@ def test_every_limit_is_a_setting() -> None:
 def test_layers_override_from_flags_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(
         tmp_path,
-        '[engine]\nmodel = "demo"\ntoken_budget = 300\n[server]\nport = 1\nqueue = 1\nkeepalive = 5\n[limits]\nmax_options = 7',
+        '[engine]\nmodel = "demo"\ntoken_budget = 300\n[server]\nport = 1\nqueue = 1\nkeepalive = 5\n'
+        "[limits]\nmax_options = 7",
     )
     monkeypatch.setenv("SPINF_PORT", "2")
     monkeypatch.setenv("SPINF_QUEUE", "2")
