@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 WINDOW = 256  # characters from the end in which a cut is looked for
+_MAX_KNOWN = 1 << 16  # pairs whose answer is kept
 _SHIFT = 21  # bits of a code point
 _SEPARATOR = "\ud800"  # stands between pieces; a lone surrogate is in no piece and in no text
 
@@ -23,6 +24,13 @@ class CutRule(Protocol):
 
         Clean: for ANY continuation c, tokens(text[:p]) + tokens(text[p:] + c) = tokens(text + c). None where the window
         holds no such place.
+        """
+        ...
+
+    def first_clean(self, text: str) -> int | None:
+        """The first position p in (0, len(text)), within `WINDOW`, that is clean whatever stands on either side.
+
+        For ANY b and c, tokens(b + text[:p]) + tokens(text[p:] + c) = tokens(b + text + c). None without such a place.
         """
         ...
 
@@ -47,6 +55,7 @@ class AdjacentPairs:
         separator = ord(_SEPARATOR)
         inside = (first != separator) & (second != separator)
         self._pairs: I64 = np.unique(first[inside] << _SHIFT | second[inside])
+        self._known: dict[str, bool] = {}
         self._openers: I64 = np.unique(self._pairs >> _SHIFT)  # characters that some piece continues
 
     def last_clean(self, text: str) -> int | None:
@@ -61,6 +70,24 @@ class AdjacentPairs:
         if clean.size:
             return start + int(clean[-1]) + 1
         return 0 if len(text) <= WINDOW else None
+
+    def first_clean(self, text: str) -> int | None:
+        """See `CutRule`."""
+        for p in range(1, min(len(text), WINDOW)):
+            if self._apart(text[p - 1 : p + 1]):
+                return p
+        return None
+
+    def _apart(self, pair: str) -> bool:
+        """Whether no piece holds the two characters side by side; remembered, since texts begin and end alike."""
+        known = self._known.get(pair)
+        if known is None:
+            first, second = code_points(pair.replace(" ", "▁"))
+            known = not bool(_member(np.array([first << _SHIFT | second]), self._pairs)[0])
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            self._known[pair] = known
+        return known
 
 
 def _member(values: I64, ascending: I64) -> npt.NDArray[np.bool_]:

@@ -81,6 +81,13 @@ class ContentTokenizer:
         """
         return self._cut_rule.last_clean(text)
 
+    def clean_start(self, text: str) -> int | None:
+        """The first place inside `text` at which it may be cut whatever stands before and after, or None.
+
+        encode(before + text[:cut]) + encode(text[cut:] + after) = encode(before + text + after).
+        """
+        return self._cut_rule.first_clean(text)
+
 
 def unsupported(source: Tokenizer, vocab: Mapping[str, int]) -> str | None:
     """Why the character rule of clean cuts or the safe encoding would not hold for this tokenizer, or None."""
