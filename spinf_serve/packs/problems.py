@@ -1,0 +1,71 @@
+"""Every problem of a pack file or repository, collected: one run shows an author all there is to repair."""
+
+import difflib
+import math
+from collections.abc import Collection
+from typing import Any
+
+from spinf_serve.protocol.document import Faults, Fields, Place
+
+
+class PackError(ValueError):
+    """A pack or a pack repository that cannot be used. `problems` lists each one, with the place where it stands."""
+
+    def __init__(self, what: str, problems: list[str]) -> None:
+        self.what, self.problems = what, problems
+        super().__init__(f"{what}: {'; '.join(problems)}")
+
+
+class Problems(Faults):
+    """Collects all faults instead of the first, each as `path: message`, in the order they were found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.warnings: list[str] = []
+
+    def add(self, place: Place, code: str, message: str) -> None:
+        self.found.append(described(place, message))
+
+    def at(self, place: Place, message: str) -> None:
+        self.add(place, "", message)
+
+    def warn(self, place: Place, message: str) -> None:
+        self.warnings.append(described(place, message))
+
+    def before(self, place: Place) -> bool:
+        return False
+
+
+def described(place: Place, message: str) -> str:
+    where = place.param()
+    return f"{where}: {message}" if where else message
+
+
+def fields_of(value: Any, place: Place, problems: Problems) -> Fields | None:
+    """The object at `place`, or None and a problem."""
+    if isinstance(value, dict):
+        return Fields(value, place, problems)
+    problems.at(place, "must be an object")
+    return None
+
+
+def unknown_keys(fields: Fields, known: Collection[str]) -> list[tuple[Place, str]]:
+    """Place and message of every key that is not one of `known`."""
+    found = []
+    for name in fields.value:
+        if name not in known:
+            near = difflib.get_close_matches(name, list(known), n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            found.append((fields.place(name), f"unknown key{hint}"))
+    return found
+
+
+def is_number(value: Any) -> bool:
+    """A JSON number that a double holds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
