@@ -7,6 +7,7 @@ process, by several at once.
 import fcntl
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import shutil
@@ -151,9 +152,12 @@ def content_revision(directory: Path, shards: list[Path]) -> str:
         size = path.stat().st_size
         names.update(f"{path.name}\0{size}\0".encode())
         blocks += [(path, offset) for offset in range(0, size, _CHUNK)]
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        for digest in pool.map(_block_digest, blocks):
-            names.update(digest)
+    workers = min(8, os.cpu_count() or 1)
+    with ThreadPoolExecutor(workers) as pool:
+        # A few at a time: what is queued in a pool would delay the end of a process that is told to stop.
+        for few in itertools.batched(blocks, 4 * workers):
+            for digest in pool.map(_block_digest, few):
+                names.update(digest)
     return f"sha256:{names.hexdigest()}"
 
 
