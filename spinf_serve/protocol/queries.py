@@ -33,7 +33,7 @@ _SEED_MIN, _SEED_MAX = -(2**63), 2**64 - 1
 _SMALLEST_POSITIVE = 5e-324
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Query:
     """A scored query. `options` and `combinations` end before the first one that is at fault."""
 

@@ -4,14 +4,14 @@ Faults are collected with their places and the first in document order wins, tog
 finds: so reading a body never raises by itself, and a compiler that has added its own faults calls `faults.check()`.
 """
 
-from dataclasses import dataclass, replace
-from dataclasses import fields as dataclass_fields
+from dataclasses import dataclass
 from typing import Any
 
 from spinf_serve.config import Limits, ServedModel
 from spinf_serve.protocol.document import Faults, Fields, Place
 from spinf_serve.protocol.errors import RequestError
 from spinf_serve.protocol.inputs import Input, InputReader
+from spinf_serve.protocol.limits import trusted_limits
 from spinf_serve.protocol.queries import Query, QueryList, QueryRules, read_queries
 
 MAX_ENDPOINT_CHARS = 128
@@ -38,10 +38,10 @@ class ScoreRequest:
 
     def asked(self) -> list[Query]:
         """Every query that some input is asked, once, in request order: shared ones, then each input's own."""
-        used: dict[int, Query] = {}
+        used: set[Query] = set()
         for shared in {id(item.shared): item.shared for item in self.inputs}.values():
-            used.update((id(query), query) for query in shared)
-        kept = [query for query in self.shared if id(query) in used]
+            used.update(shared)
+        kept = [query for query in self.shared if query in used]
         return kept + [query for item in self.inputs for query in item.own]
 
 
@@ -54,7 +54,7 @@ def read_request(
     faults = Faults()
     fields = Fields(body, Place(), faults)
     if trusted:
-        limits = _trusted(fields, limits)
+        limits = trusted_limits(fields, limits)
     model = _model(fields, served)
     endpoint = fields.string("endpoint", min_chars=1, max_chars=MAX_ENDPOINT_CHARS)
     if body.get("stream") not in (None, False):
@@ -72,21 +72,6 @@ def _model(fields: Fields, served: ServedModel) -> str | None:
     if model is not None and model.casefold() not in names:
         fields.fault("model", f"this server serves {served.id}", "model_not_served")
     return model
-
-
-def _trusted(fields: Fields, limits: Limits) -> Limits:
-    """The caller's `limits`, each capped by the server's. `features` can only switch off what does not exist here."""
-    features = fields.object("features")
-    if features is not None:
-        features.items("media")
-        features.boolean("extraction", False)
-        features.boolean("generation", False)
-    sent = fields.object("limits")
-    if sent is None:
-        return limits
-    values = {name: sent.integer(name, 0) for name in (field.name for field in dataclass_fields(Limits))}
-    capped = {name: min(value, getattr(limits, name)) for name, value in values.items() if value is not None}
-    return replace(limits, **capped)
 
 
 def _scoring(fields: Fields, limits: Limits) -> tuple[QueryRules, QueryList]:

@@ -1,0 +1,131 @@
+"""`Preprocessor`: everything between a request's bytes and its plan, and back. No sockets, safe to share by threads."""
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from spinf_serve.config import PreprocessConfig
+from spinf_serve.plan import ScorePlan, ScoreResult
+from spinf_serve.protocol.body import decode_body
+from spinf_serve.protocol.errors import RequestError
+from spinf_serve.protocol.jobs import read_jobs
+from spinf_serve.protocol.json import loads
+from spinf_serve.protocol.request import read_request
+from workers.preprocess.assemble import Answer, assemble_response
+from workers.preprocess.compile import compile_request
+from workers.preprocess.encoder import Encoder, Tokenizer
+from workers.preprocess.jobs import JobsLayout, assemble_jobs, compile_jobs
+from workers.preprocess.layout import ScoreLayout
+
+SCORE, CHAT, V0_SCORE = "score", "chat", "v0_score"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHeader:
+    """What the frontend knows of a request without its body.
+
+    route               score | chat | v0_score
+    trusted             the caller carries the trusted token
+    content_encoding    the header of that name, or None
+    received            `time.monotonic()` when the body was whole
+    """
+
+    request_id: str
+    route: str
+    trusted: bool
+    content_encoding: str | None
+    received: float
+
+
+class Response(Protocol):
+    """What a prepared request needs to answer: its layout, in the shape of its route."""
+
+    def to_bytes(self, result: ScoreResult) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that waits for the engine. `log`: counts for the log line and the metrics, never content."""
+
+    plan: ScorePlan
+    response: Response
+    log: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _ScoreResponse:
+    layout: ScoreLayout
+    answer: Answer
+
+    def to_bytes(self, result: ScoreResult) -> bytes:
+        return assemble_response(self.layout, result, self.answer)
+
+
+@dataclass(frozen=True, slots=True)
+class _JobsResponse:
+    layout: JobsLayout
+    answer: Answer
+
+    def to_bytes(self, result: ScoreResult) -> bytes:
+        return assemble_jobs(self.layout, result, self.answer)
+
+
+class Preprocessor:
+    """Turns bodies into plans and results into responses."""
+
+    def __init__(self, config: PreprocessConfig, tokenizer: Tokenizer) -> None:
+        self.config = config
+        self._encoder = Encoder(tokenizer)
+
+    def prepare(self, body: bytes, header: RequestHeader) -> Prepared:
+        """Parses, checks and compiles one body. Raises `RequestError` with the first fault in document order."""
+        started = time.perf_counter()
+        value = loads(decode_body(body, header.content_encoding, self.config.max_body_bytes))
+        if header.route == V0_SCORE:
+            return self._prepare_jobs(value, header, started)
+        config, chat = self.config, header.route == CHAT
+        request = read_request(value, config.model, config.limits, trusted=header.trusted, needs_scoring=chat)
+        compiled = compile_request(request, self._encoder, config.max_tokens)
+        answer = self._answer(header, started, model=request.model or config.model.id)
+        usage = compiled.layout.usage
+        log = {
+            "inputs": len(request.inputs),
+            "queries": len(compiled.layout.asked),
+            "prompts": usage.prompts,
+            "tokens": usage.processed_tokens,
+            "content_tokens": usage.content_tokens,
+            "query_tokens": usage.query_tokens,
+            "floor_tokens": usage.floor_tokens,
+        }
+        return Prepared(compiled.plan, _ScoreResponse(compiled.layout, answer), log)
+
+    def _prepare_jobs(self, value: Any, header: RequestHeader, started: float) -> Prepared:
+        request = read_jobs(value, self.config.limits)
+        plan, layout = compile_jobs(request, self._encoder, self.config.max_tokens)
+        prompts = sum(len(job.prompts) for job in request.jobs)
+        log = {"inputs": len(request.jobs), "queries": prompts, "prompts": prompts, "tokens": len(plan.tokens)}
+        return Prepared(plan, _JobsResponse(layout, self._answer(header, started)), log)
+
+    def _answer(self, header: RequestHeader, started: float, model: str = "") -> Answer:
+        return Answer(
+            request_id=header.request_id,
+            model=model,
+            received=header.received,
+            compile_ms=(time.perf_counter() - started) * 1000,
+            internal=header.trusted or self.config.debug,
+            choices=header.route == CHAT,
+        )
+
+    def assemble(self, prepared: Prepared, result: ScoreResult) -> bytes:
+        """The response body. Raises `RequestError` engine_error where the engine's numbers cannot be an answer."""
+        if result.logprobs.shape != prepared.plan.cols.shape:
+            raise RequestError("engine_error", "the engine returned another number of values than was asked for")
+        return prepared.response.to_bytes(result)
+
+
+def error_body(error: BaseException, header: RequestHeader) -> bytes:
+    """The error envelope; an exception that nobody expected says nothing about itself."""
+    if not isinstance(error, RequestError):
+        error = RequestError("engine_error", "the request failed inside the server")
+    return json.dumps(error.envelope(header.request_id, rejected=header.trusted), ensure_ascii=False).encode()

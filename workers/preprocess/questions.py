@@ -1,0 +1,88 @@
+"""Queries as tokens: filled templates and option readings, and the limits that only a tokenizer can check."""
+
+from dataclasses import dataclass, field
+
+from spinf_serve.config import Limits
+from spinf_serve.protocol.document import Faults
+from spinf_serve.protocol.queries import Query
+from workers.preprocess.encoder import Encoder
+from workers.preprocess.join import FilledTemplate
+from workers.preprocess.options import OptionList, Reading, check_boundary, check_lengths
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Prompt:
+    """One question: a filled template and how its options are read. `tokens`: what it adds to the usage."""
+
+    template: FilledTemplate
+    reading: Reading
+    tokens: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Question:
+    """A query compiled as far as no content is needed: one prompt per combination, in request order."""
+
+    query: Query
+    options: OptionList
+    prompts: tuple[Prompt, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(prompt.tokens for prompt in self.prompts)
+
+    @property
+    def touchable(self) -> bool:
+        """Whether a content may reach through some filled template to the options."""
+        return any(prompt.template.touchable for prompt in self.prompts)
+
+
+@dataclass
+class QuestionCompiler:
+    """Compiles the queries of one request; equal option lists and filled templates are encoded once."""
+
+    encoder: Encoder
+    limits: Limits
+    case_insensitive: bool
+    faults: Faults
+    _options: dict[tuple[str, ...], OptionList] = field(default_factory=dict)
+    _templates: dict[str, tuple[FilledTemplate, int]] = field(default_factory=dict)
+
+    def compile(self, query: Query) -> Question | None:
+        """The query's prompts, or None (with a fault, here or in the request) where it cannot be asked."""
+        limits, faults = self.limits, self.faults
+        if not query.options or faults.before(query.place):
+            return None
+        if not check_lengths(query.options, query.options_place, limits.max_option_tokens, self.encoder, faults):
+            return None
+        options = self._options.get(query.options)
+        if options is None:
+            options = OptionList.encode(query.options, self.case_insensitive, self.encoder)
+            self._options[query.options] = options
+        prompts = []
+        for values in query.combinations:
+            # The bound comes before filling: a value may be repeated more often than memory allows.
+            if query.template.filled_chars(values) > limits.max_query_tokens * self.encoder.max_token_bytes:
+                self._too_long(query)
+                return None
+            template, tokens = self._template(query.template.fill(values))
+            if tokens > limits.max_query_tokens:
+                self._too_long(query)
+                return None
+            if not template.text and not self.encoder.bos:
+                message = "this model needs text before the slot"
+                faults.add(query.template_place, "invalid_field", message)
+            reading = check_boundary(options, template.text, query.options_place, faults)
+            prompts.append(Prompt(template, reading, tokens + options.extra_tokens))
+        return Question(query, options, tuple(prompts))
+
+    def _template(self, text: str) -> tuple[FilledTemplate, int]:
+        known = self._templates.get(text)
+        if known is None:
+            template = FilledTemplate.split(text, self.encoder)
+            known = self._templates[text] = (template, len(template.after("", self.encoder)))
+        return known
+
+    def _too_long(self, query: Query) -> None:
+        message = f"a filled template has more than {self.limits.max_query_tokens} tokens"
+        self.faults.add(query.template_place, "template_too_long", message)
