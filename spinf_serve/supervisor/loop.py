@@ -149,6 +149,8 @@ class Supervisor:
             self._give_up(exit_codes.FAILED, self._resolution.refusal)
             return
         self._model = self._resolution.model
+        assert self._model is not None
+        self._publish(revision=self._model.revision)
         for process in list(self._processes.values()):
             self._set_up(process, now)
 

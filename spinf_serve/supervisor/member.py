@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +32,10 @@ Message = TypeVar("Message")
 
 class Stopped(Exception):
     """The supervisor told this child to leave."""
+
+
+class CannotStart(Exception):
+    """Nothing that a restart could cure; the message is for the person who started the server."""
 
 
 class Progress:
@@ -131,3 +136,22 @@ class Member:
         self.inbox.close()
         self.supervisor.close(linger_s=1.0)
         close_context(linger_s=1.0)
+
+
+def run_child(role: str, main: Callable[[Member], None]) -> int:
+    """The life of a child around `main`; returns its exit status. Whatever ends it early is told to the supervisor."""
+    member = Member.join(role)
+    try:
+        main(member)
+    except Stopped:
+        return 0
+    except (CannotStart, WireError) as error:
+        member.fail(str(error), curable=False)
+        return 1
+    except Exception as error:
+        log.exception("the process cannot go on")
+        member.fail(f"ended by {type(error).__name__}", curable=True)
+        return 1
+    finally:
+        member.leave()
+    return 0

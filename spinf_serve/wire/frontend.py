@@ -17,6 +17,7 @@ class Serving:
     live: bool = False  # ready once, and not given up
     error: str | None = None
     info: EngineInfo | None = None  # of the last engine that was ready
+    revision: str | None = None  # of the weights, once the snapshot is found
     engine_restarts: int = 0
     workers_lost: int = 0
 

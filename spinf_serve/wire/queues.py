@@ -107,9 +107,9 @@ class AsyncInbox:
             self._loop.call_soon(self._drain)
             raise
 
-    def close(self) -> None:
+    def detach(self) -> None:
+        """Stop serving the inbox, which stays open."""
         self._loop.remove_reader(self._inbox.fileno())
-        self._inbox.close()
 
 
 class Outbox:

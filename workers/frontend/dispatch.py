@@ -1,0 +1,167 @@
+"""Which worker gets which request, and what becomes of requests whose worker dies. A plain object without sockets.
+
+Work is handed out by credit, oldest first. A request that was with a dying worker is tried once more, and then alone on
+its worker: if that one dies too, nobody else is hurt and there is no doubt whose fault it was.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from spinf_serve.protocol.errors import RequestError
+from spinf_serve.wire.frontend import Answer, Credit
+from spinf_serve.wire.preprocess import CancelWork, Work
+
+MAX_ATTEMPTS = 2
+REMEMBERED_LOSSES = 64
+
+Outcome = Answer | RequestError
+Post = Callable[[str, Any], bool]
+"""(inbox, message) → whether it was sent."""
+
+
+@dataclass(eq=False)
+class _Open:
+    """An accepted request without a reply."""
+
+    work: Work
+    deliver: Callable[[Outcome], None]
+    worker: str | None = None
+
+    @property
+    def suspect(self) -> bool:
+        return self.work.attempt > 1
+
+
+@dataclass
+class _Worker:
+    inbox: str
+    credits: int = 0
+    holds: set[str] = field(default_factory=set)  # request ids
+    alone: bool = False  # it holds a suspect and gets nothing else
+
+
+class Dispatcher:
+    """Every submitted request gets exactly one outcome, unless it is cancelled first."""
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+        self._open: dict[str, _Open] = {}
+        self._queue: deque[str] = deque()
+        self._workers: dict[str, _Worker] = {}
+        self._lost: deque[str] = deque(maxlen=REMEMBERED_LOSSES)
+        self.dropped = 0
+        """Answers that came without anybody waiting for them."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests that no worker has yet."""
+        return sum(entry.worker is None for entry in self._open.values())
+
+    @property
+    def running(self) -> int:
+        """Requests that a worker or the engine has."""
+        return len(self._open) - self.waiting
+
+    def submit(self, work: Work, deliver: Callable[[Outcome], None]) -> None:
+        """Accept a request; `deliver` is called once, with its answer or the error that ends it."""
+        self._open[work.request_id] = _Open(work, deliver)
+        self._queue.append(work.request_id)
+        self._hand_out()
+
+    def cancel(self, request_id: str) -> None:
+        """The caller is gone: no outcome will be delivered, and the worker is told."""
+        entry = self._open.pop(request_id, None)
+        if entry is not None:
+            self._take_back(entry)
+            self._hand_out()
+
+    def fail_all(self, error: RequestError) -> None:
+        """End every open request with `error`."""
+        for request_id in list(self._open):
+            entry = self._open.pop(request_id)
+            self._take_back(entry)
+            entry.deliver(error)
+        self._queue.clear()
+        self._hand_out()
+
+    def _take_back(self, entry: _Open) -> None:
+        worker = self._workers.get(entry.worker or "")
+        if worker is not None:
+            self._release(worker, entry.work.request_id)
+            self._post(worker.inbox, CancelWork(entry.work.request_id))
+
+    @staticmethod
+    def _release(worker: _Worker, request_id: str) -> None:
+        worker.holds.discard(request_id)
+        worker.alone = worker.alone and bool(worker.holds)
+
+    def credit(self, message: Credit) -> None:
+        """A worker can take one more request."""
+        if message.worker in self._lost:
+            return
+        self._workers.setdefault(message.worker, _Worker(message.inbox)).credits += 1
+        self._hand_out()
+
+    def answer(self, message: Answer) -> None:
+        """A request's final reply, of whichever attempt; one that nobody waits for is counted and dropped."""
+        entry = self._open.pop(message.request_id, None)
+        if entry is None:
+            self.dropped += 1
+            return
+        if entry.worker == message.worker:
+            self._release(self._workers[message.worker], message.request_id)
+        else:  # the first attempt was answered after all
+            self._take_back(entry)
+        entry.deliver(message)
+        self._hand_out()
+
+    def worker_lost(self, name: str) -> str | None:
+        """A worker is dead: what it held is tried once more elsewhere, or fails. Returns its inbox, if it was known."""
+        self._lost.append(name)
+        worker = self._workers.pop(name, None)
+        if worker is None:
+            return None
+        for request_id in sorted(worker.holds, reverse=True):
+            self._retry(self._open[request_id])
+        self._hand_out()
+        return worker.inbox
+
+    def _retry(self, entry: _Open) -> None:
+        request_id = entry.work.request_id
+        if entry.work.attempt >= MAX_ATTEMPTS:
+            del self._open[request_id]
+            entry.deliver(RequestError("engine_error", "the processes that worked on this request died"))
+            return
+        entry.work = replace(entry.work, attempt=entry.work.attempt + 1)
+        entry.worker = None
+        self._queue.appendleft(request_id)
+
+    def _hand_out(self) -> None:
+        while self._queue:
+            entry = self._open.get(self._queue[0])
+            if entry is None or entry.worker is not None:  # answered or cancelled since
+                self._queue.popleft()
+                continue
+            name = self._choose(entry)
+            if name is None:
+                return
+            worker = self._workers[name]
+            if not self._post(worker.inbox, entry.work):
+                worker.credits = 0
+                continue
+            self._queue.popleft()
+            worker.credits -= 1
+            worker.holds.add(entry.work.request_id)
+            worker.alone = entry.suspect
+            entry.worker = name
+
+    def _choose(self, entry: _Open) -> str | None:
+        """The worker with a credit that holds least; for a suspect one that holds nothing."""
+        able = [
+            name
+            for name, worker in self._workers.items()
+            if worker.credits > 0 and not worker.alone and not (entry.suspect and worker.holds)
+        ]
+        return min(able, key=lambda name: len(self._workers[name].holds), default=None)
