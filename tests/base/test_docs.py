@@ -82,6 +82,23 @@ def test_every_error_code_is_documented_with_its_status() -> None:
     assert len(rows) == len(documented), "a code stands twice"
 
 
+def test_every_warning_is_documented() -> None:
+    dicts = (
+        n
+        for path in sources()
+        for n in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(n, ast.Dict)
+    )
+    pairs = [(key, value) for node in dicts for key, value in zip(node.keys, node.values, strict=True)]
+    warnings = {
+        value.value
+        for key, value in pairs
+        if isinstance(key, ast.Constant) and key.value == "code" and isinstance(value, ast.Constant)
+    }
+    assert warnings
+    assert first_cells(section(page("api"), "Warnings")) == warnings
+
+
 def test_every_limit_is_documented_with_its_default() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| (\d+) \|", section(page("api"), "Limits"), re.MULTILINE))
     assert {name: int(value) for name, value in rows.items() if name != "queue"} == asdict(Limits())
