@@ -190,9 +190,8 @@ class EngineLoop:
             return
         self._stats_due = None if not self._engine.has_work else now + STATS_S
         numbers = dict(self._engine.stats())
-        tokens = np.asarray(numbers.pop("pass_tokens", ()), dtype=np.float32)
-        occupancy = np.asarray(numbers.pop("pass_occupancy", ()), dtype=np.float32)
-        self._post.send("", EngineStats(self._member.name, numbers, tokens, occupancy))
+        samples = np.asarray(numbers.pop("pass_samples"), dtype=np.float32).reshape(-1, 2)
+        self._post.send("", EngineStats(self._member.name, numbers, samples[:, 0], samples[:, 1]))
 
 
 def _unscored(job: ScoreJob, error: Exception | None) -> Unscored:

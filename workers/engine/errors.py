@@ -1,0 +1,7 @@
+"""The engine's own error. A request's refusal is a `RequestError`."""
+
+from spinf_serve.refusal import StartRefused
+
+
+class LoadError(StartRefused):
+    """The snapshot or its configuration cannot be served: no retry cures it, and the message says which part and why."""

@@ -1,0 +1,8 @@
+"""A gather and one multiplication."""
+
+from torch import Tensor
+
+
+def embedding(tokens: Tensor, weight: Tensor, scale: float) -> Tensor:
+    """tokens [T] int64, weight [V, K] → weight[tokens] · scale [T, K]."""
+    return weight.index_select(0, tokens).mul_(scale)

@@ -1,0 +1,38 @@
+"""Norm and rotation head by head, as in the formulas of RoFormer (Su et al., 2021) with pairs (i, i + D/2)."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from workers.engine.kernels.rms_norm.reference import rms_norm
+
+if TYPE_CHECKING:
+    from workers.engine.kernels.rotary import HeadLayout
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [T, D], cos and sin [T, D/2] → the rotated x [T, D]."""
+    half = x.shape[-1] // 2
+    first, second = x[:, :half], x[:, half:]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def qk_norm_rotary(
+    qkv: Tensor,
+    layout: "HeadLayout",
+    q_scale: Tensor,
+    k_scale: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The op of `kernels.rotary`: q [N, T, G, D], k and v [N, T+1, D]."""
+    heads = qkv.view(qkv.shape[0], -1, layout.head_dim).unbind(1)
+    n, h, g = layout.num_kv_heads, layout.num_heads, layout.group
+    q = [rotate(rms_norm(x, q_scale, eps), cos, sin) for x in heads[:h]]
+    k = [rotate(rms_norm(x, k_scale, eps), cos, sin) for x in heads[h : h + n]]
+    grouped = [torch.stack(q[i * g : (i + 1) * g], dim=1) for i in range(n)]
+    zero_row = (0, 0, 0, 1)
+    return torch.stack(grouped), pad(torch.stack(k), zero_row), pad(torch.stack(heads[h + n :]), zero_row)

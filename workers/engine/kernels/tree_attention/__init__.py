@@ -1,0 +1,51 @@
+"""tree_attention: every row of the pass attends to its own path through chains of K/V segments.
+
+A row's bits depend on the keys, values and positions of its path alone: the path is reduced in blocks of fixed size by
+path position (block = position // B), whatever the row's place in the stream, the other branches, the way a chain is cut
+into segments, and whether a segment lies in this pass or in a store.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from workers.engine.kernels.products import RowRule
+from workers.engine.kernels.tree_attention import cpu
+from workers.engine.kernels.tree_attention.segments import Segments
+
+__all__ = ["AttentionPlan", "Segments", "prepare", "tree_attention"]
+
+AttentionPlan = cpu.AttentionPlan
+
+
+def prepare(
+    segments: Segments, *, rows: int, group: int, windows: Sequence[int | None], rule: RowRule
+) -> AttentionPlan:
+    """Everything that the layers of one pass share: which rows run together, over which keys, under which mask.
+
+    rows     rows of the pass (T)
+    group    query heads on one key/value head (G)
+    windows  the distinct windows of the model's layers (None: full)
+    """
+    return cpu.prepare(segments, rows=rows, group=group, windows=windows, rule=rule)
+
+
+def tree_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    stores: Sequence[tuple[Tensor, Tensor]],
+    plan: AttentionPlan,
+    *,
+    window: int | None,
+    rule: RowRule,
+) -> Tensor:
+    """softmax(q · kᵀ) · v along each row's path → [T, H·D], heads in the order of the projection.
+
+    q       [N, T, G, D], already scaled
+    k, v    [N, T+1, D], row T zero
+    stores  this layer's (k, v) of each store that the plan's segments name, [N, L, D] each
+    window  a row at position p sees the positions over p - window; None: all up to p
+    Rows that belong to no segment (padding) get zeros.
+    """
+    return cpu.tree_attention(q, k, v, stores, plan, window=window, rule=rule)

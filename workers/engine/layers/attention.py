@@ -1,0 +1,55 @@
+"""Grouped-query self-attention over trees, with q/k norms and rotary positions."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from workers.engine.kernels.rotary import HeadLayout, qk_norm_rotary
+from workers.engine.kernels.tree_attention import tree_attention
+from workers.engine.layers.forward import Forward
+from workers.engine.layers.linear import Linear
+from workers.engine.layers.norm import OnePlusRMSNorm
+
+Rotary = tuple[Tensor, Tensor]
+"""cos and sin [T, D/2] of the pass's positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """One layer's attention: head layout, score scale, norm epsilon, window (None: full)."""
+
+    layout: HeadLayout
+    scaling: float
+    eps: float
+    window: int | None
+
+
+class TreeSelfAttention(nn.Module):
+    """x [T, K] → what the heads read [T, H·D]; `o_proj` is applied by the caller, to the rows it goes on with."""
+
+    q_scale: Tensor
+
+    def __init__(self, hidden: int, shape: AttentionShape, index: int) -> None:
+        super().__init__()
+        self.shape, self.index = shape, index
+        layout = shape.layout
+        self.qkv_proj = Linear(hidden, layout.width)
+        self.o_proj = Linear(layout.num_heads * layout.head_dim, hidden)
+        self.q_norm = OnePlusRMSNorm(layout.head_dim, shape.eps)
+        self.k_norm = OnePlusRMSNorm(layout.head_dim, shape.eps)
+
+    def loaded(self) -> None:
+        """Folds the score scale into the q norm: exact where it is a power of two, as for head sizes 16, 64 and 256."""
+        self.q_scale = (1.0 + self.q_norm.weight) * self.shape.scaling
+
+    def forward(self, x: Tensor, rotary: Rotary, fwd: Forward) -> Tensor:
+        qkv = self.qkv_proj(x, fwd.rule)
+        layout, eps = self.shape.layout, self.shape.eps
+        q, k, v = qk_norm_rotary(qkv, layout, self.q_scale, self.k_norm.scale, *rotary, eps)
+        for capture in fwd.captures:
+            rows = slice(capture.start, capture.start + capture.store.length)
+            kept_k, kept_v = capture.store.layers[self.index]
+            kept_k.copy_(k[:, rows])
+            kept_v.copy_(v[:, rows])
+        stores = [store.layers[self.index] for store in fwd.stores]
+        return tree_attention(q, k, v, stores, fwd.attention, window=self.shape.window, rule=fwd.rule)

@@ -1,0 +1,18 @@
+"""A linear map without bias; several checkpoint tensors may lie fused in its rows."""
+
+import torch
+from torch import Tensor, nn
+
+from workers.engine.kernels.linear import linear
+from workers.engine.kernels.products import RowRule
+
+
+class Linear(nn.Module):
+    """x [T, K] → x · weightᵀ [T, O]."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
+
+    def forward(self, x: Tensor, rule: RowRule) -> Tensor:
+        return linear(x, self.weight, rule)

@@ -1,0 +1,80 @@
+"""Reading config.json: typed values with one clear message each, and rotary settings in both spellings."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workers.engine.errors import LoadError
+
+Json = dict[str, Any]
+
+
+def read_config(snapshot_dir: Path) -> Json:
+    """config.json as a dict; LoadError when it is missing or no JSON object."""
+    path = snapshot_dir / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise LoadError(f"{snapshot_dir} has no config.json") from None
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{path} cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise LoadError(f"{path} is not a JSON object")
+    return config
+
+
+def integer(config: Json, key: str, default: int | None = None) -> int:
+    """A positive integer; the default where the key is absent."""
+    value = config.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise LoadError(f"config.json: {key} must be a positive integer, not {value!r}")
+    return value
+
+
+def number(config: Json, key: str, default: float | None = None) -> float:
+    """A positive finite number; the default where the key is absent."""
+    value = config.get(key, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise LoadError(f"config.json: {key} must be a positive number, not {value!r}")
+    return float(value)
+
+
+def optional_number(config: Json, key: str) -> float | None:
+    """A positive finite number, or None where the key is absent or null."""
+    return None if config.get(key) is None else number(config, key)
+
+
+def require(config: Json, key: str, default: Any, allowed: tuple[Any, ...]) -> None:
+    """LoadError unless the value is one that this engine computes."""
+    value = config.get(key, default)
+    if value not in allowed:
+        raise LoadError(f"config.json: {key} {value!r} is not supported (supported: {', '.join(map(repr, allowed))})")
+
+
+@dataclass(frozen=True, slots=True)
+class RotarySettings:
+    """theta: the base; factor: positions are divided by it (`linear` scaling), 1.0 without scaling."""
+
+    theta: float
+    factor: float = 1.0
+
+    @classmethod
+    def from_json(cls, name: str, settings: Json, theta: float) -> "RotarySettings":
+        """From one layer type's entry; `theta` stands where the entry names no base."""
+        kind = settings.get("rope_type", settings.get("type", "default"))
+        if kind not in ("default", "linear"):
+            raise LoadError(f"config.json: rope type {kind!r} of {name} is not supported (supported: default, linear)")
+        unknown = set(settings) - {"rope_type", "type", "rope_theta", "factor"}
+        if unknown:
+            raise LoadError(f"config.json: unknown rope setting of {name}: {', '.join(sorted(unknown))}")
+        factor = number(settings, "factor") if kind == "linear" else 1.0
+        return cls(number(settings, "rope_theta", theta), factor)
+
+    def inv_freq(self, head_dim: int) -> Tensor:
+        """[D/2] float32: theta^(-2i/D) / factor, rounded as transformers rounds it."""
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        return 1.0 / (self.theta**exponents) / self.factor

@@ -1,0 +1,106 @@
+"""Measures at start what row invariance rests on, for the shapes that the model uses, and chooses the row rule."""
+
+import logging
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from workers.engine.kernels.lm_head.cpu import VOCAB_CHUNK
+from workers.engine.kernels.products import RowRule, batch_product, batch_product_add, linear_into, product_into
+from workers.engine.kernels.rotary import HeadLayout
+from workers.engine.kernels.tree_attention.groups import BLOCK
+
+log = logging.getLogger(__name__)
+
+FIXED_ROWS = 64  # rows of every product where the library's own order depends on their number
+_MOST_ROWS = 256
+_WORK = 4e9  # multiply-adds of one shape's sweep at most: keeps the check under a second on small models
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Equal bits."""
+    return torch.equal(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32))
+
+
+def _row_counts(step: int, most: int) -> list[int]:
+    """Row counts to compare with the largest: one step, odd multiples, powers of two."""
+    return sorted({n * step for n in (1, 2, 3, 5, 7, 8, 13) if n * step < most})
+
+
+def linear_is_invariant(k: int, o: int, rule: RowRule) -> bool:
+    """Rows of x [·, K] · w [O, K]ᵀ keep their bits for every row count, at another offset, and on one thread."""
+    rows = max(4, min(_MOST_ROWS, int(_WORK / 8 / k / o)) // rule.multiple) * rule.multiple
+    x, w = torch.randn(rows, k), torch.randn(o, k)
+    whole = linear_into(x.new_empty(rows, o), x, w, rule)
+    for count in _row_counts(rule.multiple, rows):
+        for first in {0, rows - count}:
+            part = linear_into(x.new_empty(count, o), x[first : first + count], w, rule)
+            if not _same(part, whole[first : first + count]):
+                return False
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    alone = linear_into(x.new_empty(rule.multiple, o), x[: rule.multiple], w, rule)
+    torch.set_num_threads(threads)
+    return _same(alone, whole[: rule.multiple])
+
+
+def attention_is_invariant(head_dim: int, rule: RowRule) -> bool:
+    """Scores and weighted sums keep their bits for any row count, key count, offset, and in a batch; zeros change none."""
+    step, d = rule.multiple, head_dim
+    rows = step * 16
+    q, keys = torch.randn(rows, d), torch.randn(4 * BLOCK, d)
+    p, start = torch.rand(rows, 4 * BLOCK), torch.randn(rows, d)
+    scores = product_into(q.new_empty(rows, 4 * BLOCK), q, keys.t(), rule)
+    sums = product_into(start.clone(), p[:, :BLOCK], keys[:BLOCK], rule, add=True)
+    for count in _row_counts(step, rows):
+        for first in {0, rows - count}:
+            at = slice(first, first + count)
+            block = product_into(q.new_empty(count, BLOCK), q[at], keys[BLOCK : 2 * BLOCK].t(), rule)
+            part = product_into(start[at].clone(), p[at, :BLOCK], keys[:BLOCK], rule, add=True)
+            if not (_same(block, scores[at, BLOCK : 2 * BLOCK]) and _same(part, sums[at])):
+                return False
+    batch_keys = keys[:BLOCK].expand(16, -1, -1).clone()
+    batch_scores = batch_product(q.view(16, step, d), batch_keys.transpose(1, 2), rule).view(rows, BLOCK)
+    batch_sums = start.clone().view(16, step, d)
+    batch_product_add(batch_sums, p.view(16, step, -1)[:, :, :BLOCK], batch_keys, rule)
+    return _same(batch_scores, scores[:, :BLOCK]) and _same(batch_sums.view(rows, d), sums)
+
+
+def elementwise_is_invariant() -> bool:
+    """exp, tanh, cos, sin and sums over the last dimension do not depend on an element's or a row's place."""
+    x = torch.randn(64 * 1031) * 8
+    for op in (torch.exp, torch.tanh, torch.cos, torch.sin):
+        whole = op(x)
+        if not all(_same(op(x[i : i + n]), whole[i : i + n]) for i, n in ((1, 7), (5, 33), (7, 40_003), (31, 65_537))):
+            return False
+    table = x[: 64 * 1024].view(64, 1024)
+    sums: tuple[Callable[[Tensor], Tensor], ...] = (
+        lambda t: t.sum(dim=1),
+        lambda t: torch.linalg.vector_norm(t, dim=1),
+    )
+    return all(_same(op(table[i : i + n]), op(table)[i : i + n]) for op in sums for i, n in ((0, 16), (3, 17), (7, 48)))
+
+
+def verify_invariance(
+    linear_shapes: Iterable[tuple[int, int]], hidden: int, layout: HeadLayout
+) -> tuple[RowRule, bool]:
+    """The row rule that this machine's library allows, and whether the elementwise ops keep their promise.
+
+    linear_shapes  (K, O) of every linear product; the head's chunk [hidden → VOCAB_CHUNK] is added here
+    """
+    rule = RowRule()
+    failed = [shape for shape in {*linear_shapes, (hidden, VOCAB_CHUNK)} if not linear_is_invariant(*shape, rule)]
+    attention = attention_is_invariant(layout.head_dim, rule)
+    if failed or not attention:
+        log.warning(
+            "library products depend on the row count here (linear %s, attention %s): fixed pieces of %d rows",
+            failed or "fine",
+            "fine" if attention else "not",
+            FIXED_ROWS,
+        )
+        rule = RowRule(FIXED_ROWS, FIXED_ROWS)
+    elementwise = elementwise_is_invariant()
+    if not elementwise:
+        log.warning("exp, tanh, cos, sin or sums depend on an element's place here: scores are not batch-invariant")
+    return rule, elementwise
