@@ -105,6 +105,8 @@ def test_characters_are_whole_code_points() -> None:
     assert rule.last_clean("x\U0001f469\u200d") == 3
     assert rule.last_clean("x ") == 1  # a space is read as ▁
     assert rule.last_clean("x▁") == 1
+    assert AdjacentPairs(["<a b>", "bb", "a "]).last_clean("xa") == 1  # so are the spaces of added tokens
+    assert AdjacentPairs(["<a b>"]).last_clean("ca ") == 1
 
 
 def test_a_vocabulary_without_pairs_cuts_anywhere() -> None:

@@ -38,7 +38,8 @@ def edited(tiny_checkpoint: Path, tmp_path: Path) -> Callable[..., Path]:
     def copy(**edits: Edit) -> Path:
         for name in ("tokenizer", "config", "tokenizer_config"):
             content = json.loads((tiny_checkpoint / f"{name}.json").read_text(encoding="utf-8"))
-            edits.get(name, lambda _content: None)(content)
+            if name in edits:
+                edits[name](content)
             (tmp_path / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
         return tmp_path
 
@@ -199,6 +200,26 @@ def test_markers_of_the_config_are_hidden(edited: Callable[..., Path], tokenizer
 def test_a_config_never_hides_a_character(edited: Callable[..., Path], tokenizer: ContentTokenizer) -> None:
     changed = ContentTokenizer.load(edited(tokenizer_config=lambda config: config.update(pad_token="!")))
     assert changed.encode("!") == tokenizer.encode("!")
+    assert changed.special_ids == tokenizer.special_ids
+
+
+def make_special(piece: str) -> Edit:
+    def change(content: dict[str, Any]) -> None:
+        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        content["added_tokens"].append({"id": content["model"]["vocab"][piece], "content": piece, **flags})
+
+    return change
+
+
+def test_a_special_token_of_one_character_is_refused(edited: Callable[..., Path]) -> None:
+    # The character would have no encoding left that is not the control token.
+    with pytest.raises(ValueError, match="control token '!'"):
+        ContentTokenizer.load(edited(tokenizer=make_special("!")))
+
+
+def test_a_post_processor_wins_over_add_bos_token(edited: Callable[..., Path]) -> None:
+    snapshot = edited(tokenizer_config=lambda content: content.update(add_bos_token=False))
+    assert ContentTokenizer.load(snapshot).bos_id == 2
 
 
 def drop_template(content: dict[str, Any]) -> None:

@@ -138,9 +138,19 @@ def _safe_tokenizer(source: Tokenizer, vocab: Mapping[str, int], forbidden: froz
     hidden = {piece: index for piece, index in vocab.items() if index in forbidden}
     hidden |= {piece: vocab[piece] for piece in _BYTE_PIECES}
     # BPE never undoes a merge, so a piece can come out of some text only if it comes out of its own spelling.
-    if any(index in safe.encode(piece, add_special_tokens=False).ids for piece, index in hidden.items()):
-        return _derive(source, _without_merges(source.model, hidden.keys()), forbidden)
+    if _reached(safe, hidden):
+        safe = _derive(source, _without_merges(source.model, hidden.keys()), forbidden)
+        if left := _reached(safe, hidden):
+            raise ValueError(f"text cannot be kept from becoming the control token {left!r}")
     return safe
+
+
+def _reached(tokenizer: Tokenizer, hidden: Mapping[str, int]) -> str | None:
+    """A piece of `hidden` whose spelling is encoded to its id."""
+    for piece, index in hidden.items():
+        if index in tokenizer.encode(piece, add_special_tokens=False).ids:
+            return piece
+    return None
 
 
 def _derive(source: Tokenizer, model: Any, forbidden: frozenset[int]) -> Tokenizer:
@@ -169,13 +179,14 @@ def _without_merges(model: Any, pieces: Set[str]) -> models.BPE:
 
 
 def _bos_id(snapshot_dir: Path, source: Tokenizer) -> int | None:
-    """What the model reads before every text: the post-processor's first token, unless add_bos_token is off."""
-    config = read_json(snapshot_dir / "tokenizer_config.json")
-    if config.get("add_bos_token") is False:
-        return None
+    """What the model reads before every text: the post-processor's first token; without one what add_bos_token says.
+
+    transformers reads these files the same way: a post-processor wins over add_bos_token.
+    """
     ids: list[int] = source.encode("", add_special_tokens=True).ids
     if ids:
         return ids[0]
+    config = read_json(snapshot_dir / "tokenizer_config.json")
     if not config.get("add_bos_token"):
         return None
     bos: str | Mapping[str, Any] | None = config.get("bos_token")
