@@ -1,0 +1,243 @@
+"""The packs that one server enables: its sources, the rules between them, and what is skipped and why."""
+
+import threading
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from spinf_serve.packs.opening import Opened, open_source
+from spinf_serve.packs.repository import (
+    AVAILABLE,
+    COMING_SOON,
+    DEPRECATED,
+    ListedPack,
+    ListedVersion,
+    Repository,
+    read_repository,
+)
+from spinf_serve.packs.sources import (
+    OFFICIAL,
+    OFFICIAL_NAMESPACE,
+    Environment,
+    SourceError,
+    Unreachable,
+    parse_source,
+)
+
+OFFICIAL_SECONDS = 5.0
+"""How long a start waits for the official source, which loads while everything else does."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackSettings:
+    """What the settings say about packs. `models` are all names of the served model."""
+
+    models: tuple[str, ...]
+    sources: tuple[str, ...] = ()
+    official: bool = True
+    allowed_namespaces: tuple[str, ...] = ()
+    refresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EnabledPack:
+    """A pack with the versions that this server keeps, in their order."""
+
+    id: str
+    name: str
+    description: str
+    tags: tuple[str, ...]
+    source: str
+    versions: tuple[ListedVersion, ...]
+
+    @property
+    def usable(self) -> tuple[ListedVersion, ...]:
+        return tuple(item for item in self.versions if item.pack is not None)
+
+    @property
+    def default(self) -> ListedVersion | None:
+        """The first available version, else the first deprecated one; None while the pack is coming soon."""
+        for status in (AVAILABLE, DEPRECATED):
+            for item in self.usable:
+                if item.status == status:
+                    return item
+        return None
+
+
+@dataclass(slots=True)
+class SourceReport:
+    """How one source was read. `problems` refuse the start unless the source is the official one by default."""
+
+    source: str
+    official: bool = False
+    location: str = ""
+    commit: str | None = None
+    repository: Repository | None = None
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Catalog:
+    """The enabled packs by id. A server starts only where `problems` is empty."""
+
+    packs: dict[str, EnabledPack] = field(default_factory=dict)
+    sources: list[SourceReport] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+
+def load_catalog(settings: PackSettings, environment: Environment | None = None) -> Catalog:
+    """Opens and reads every source, and applies the rules. Nothing is raised: see `Catalog.problems`."""
+    environment = environment or Environment.read()
+    waiting = None
+    if settings.official and OFFICIAL not in settings.sources:
+        waiting = _Background(environment, settings.refresh)
+    reports = [_read(source, environment, settings.refresh) for source in dict.fromkeys(settings.sources)]
+    if waiting is not None:
+        reports.insert(0, waiting.report())
+    catalog = Catalog(sources=reports)
+    for report in reports:
+        catalog.warnings += report.warnings
+        optional = waiting is not None and report.official
+        if report.problems and optional:
+            catalog.warnings += [f"{problem}; starting without the official packs" for problem in report.problems]
+        elif report.problems:
+            catalog.problems += report.problems
+        else:
+            _enable(catalog, report, settings)
+    return catalog
+
+
+def _read(text: str, environment: Environment, refresh: bool) -> SourceReport:
+    official = text == OFFICIAL
+    report = SourceReport(text, official, environment.official if official else text)
+    try:
+        opened: Opened = open_source(parse_source(report.location), environment, refresh=refresh)
+    except SourceError as error:
+        what = "cannot be reached" if isinstance(error, Unreachable) else "cannot be used"
+        report.problems.append(f"pack source {text} {what}: {error}")
+        return report
+    report.commit, report.repository = opened.commit, read_repository(opened.root)
+    report.warnings += opened.warnings
+    report.warnings += [f"pack source {text}: {warning}" for warning in report.repository.warnings]
+    report.problems += [f"pack source {text}: {problem}" for problem in report.repository.problems]
+    return report
+
+
+class _Background:
+    """The official source, read while the others are. A start that waited long enough goes on without it.
+
+    The thread may outlive the wait: what it still puts into the cache is there for the next start.
+    """
+
+    def __init__(self, environment: Environment, refresh: bool) -> None:
+        self._deadline = time.monotonic() + OFFICIAL_SECONDS
+        self._location = environment.official
+        self._found: list[SourceReport] = []
+        self._thread = threading.Thread(
+            target=self._run, args=(environment, refresh), name="official-packs", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, environment: Environment, refresh: bool) -> None:
+        self._found.append(_read(OFFICIAL, environment, refresh))
+
+    def report(self) -> SourceReport:
+        self._thread.join(max(0.0, self._deadline - time.monotonic()))
+        if self._found:
+            return self._found[0]
+        problem = (
+            f"pack source {OFFICIAL} cannot be reached: {self._location} gave no answer in {OFFICIAL_SECONDS:.0f} s"
+        )
+        return SourceReport(OFFICIAL, True, self._location, problems=[problem])
+
+
+def _enable(catalog: Catalog, report: SourceReport, settings: PackSettings) -> None:
+    assert report.repository is not None
+    models = {name.casefold() for name in settings.models}
+    for listed in report.repository.packs:
+        namespace = listed.id.partition("/")[0]
+        if namespace == OFFICIAL_NAMESPACE and not report.official and namespace not in settings.allowed_namespaces:
+            catalog.problems.append(
+                f"pack source {report.source}: {listed.id} is in the namespace {namespace}/, which belongs to the "
+                f"official source (allow it: --packs-allow-namespace {namespace})"
+            )
+        elif listed.id in catalog.packs:
+            other = catalog.packs[listed.id].source
+            catalog.problems.append(f"pack {listed.id} is given by two sources: {other} and {report.source}")
+        elif versions := _kept(catalog, listed, models):
+            catalog.packs[listed.id] = EnabledPack(
+                listed.id, listed.name, listed.description, listed.tags, report.source, versions
+            )
+
+
+def _kept(catalog: Catalog, listed: ListedPack, models: Collection[str]) -> tuple[ListedVersion, ...]:
+    kept = []
+    for item in listed.versions:
+        if item.model is None or item.model.casefold() in models:
+            kept.append(item)
+        else:
+            catalog.skipped.append(f"pack {listed.id} {item.version} is for the model {item.model}: skipped")
+    return tuple(kept)
+
+
+def list_entry(pack: EnabledPack) -> dict[str, Any]:
+    """The pack's entry in `GET /v1/packs`."""
+    default = pack.default
+    entry: dict[str, Any] = {
+        "id": pack.id,
+        "name": pack.name,
+        "status": default.status if default is not None else COMING_SOON,
+        "version": default.version if default is not None else None,
+        "versions": [item.version for item in pack.usable],
+        "description": pack.description,
+        "tags": list(pack.tags),
+        "model": (default or pack.versions[0]).model,
+    }
+    return entry | _facts(default, pack.source)
+
+
+def _facts(version: ListedVersion | None, source: str) -> dict[str, Any]:
+    if version is None or version.pack is None:
+        empty: dict[str, Any] = {"media": [], "source": source, "parameters": [], "contexts": [], "categories": []}
+        return empty | {"decision": None, "queries": 0, "prompts": 0}
+    model = version.pack.model
+    decision = model.decision
+    return {
+        "media": list(model.media),
+        "source": source,
+        "parameters": [
+            {"id": p.id, "label": p.label, "description": p.description, "required": p.required, "default": p.default}
+            for p in model.parameters.values()
+        ],
+        "contexts": [{"id": context.name, "template": context.template} for context in model.contexts.values()],
+        "categories": [{"id": c.id, "label": c.label, "threshold": c.threshold} for c in model.categories.values()],
+        "decision": {
+            "mode": decision.mode,
+            "modes": list(model.modes),
+            "fallback": decision.fallback,
+            "max_threshold": decision.max_threshold,
+            "critical": list(decision.critical),
+        },
+        "queries": len(model.queries),
+        "prompts": model.prompts,
+    }
+
+
+def listing(catalog: Catalog) -> dict[str, Any]:
+    """The answer of `GET /v1/packs`."""
+    packs = [list_entry(pack) for pack in catalog.packs.values()]
+    return {"packs": packs, "sources": [_source_entry(catalog, report) for report in catalog.sources]}
+
+
+def _source_entry(catalog: Catalog, report: SourceReport) -> dict[str, Any]:
+    return {
+        "source": report.source,
+        "official": report.official,
+        "status": "error" if report.problems else "ok",
+        "commit": report.commit,
+        "packs": [pack.id for pack in catalog.packs.values() if pack.source == report.source],
+    }
