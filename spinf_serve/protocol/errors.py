@@ -64,7 +64,8 @@ MAX_MESSAGE = 500
 class RequestError(Exception):
     """A request's refusal. `param` is a dotted path into the request, or None; `retry_after` is whole seconds.
 
-    `status` overrides the table only where one code has two statuses (`unknown_pack`: 400 in a request, 404 on download).
+    `status` overrides the table only where one code has two statuses (`unknown_pack`: 400 in a request, 404 on
+    download).
     """
 
     code: str

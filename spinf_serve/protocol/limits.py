@@ -9,7 +9,7 @@ _NAMES = tuple(field.name for field in fields(Limits))
 
 
 def trusted_limits(body: Fields, limits: Limits) -> Limits:
-    """The server's limits, lowered by the body's. `features` is only checked: nothing that it may switch off is here."""
+    """The server's limits, lowered by the body's. `features` is only checked: what it switches off is not here."""
     features = body.object("features")
     if features is not None:
         features.items("media")

@@ -1,4 +1,4 @@
-"""An engine without a model: a log-probability is a fixed function of the path and the token, as the real one promises."""
+"""An engine without a model: a log-probability is a function of the path and the token, as the real one promises."""
 
 import hashlib
 
@@ -19,7 +19,7 @@ def paths_of(plan: ScorePlan) -> list[tuple[int, ...]]:
     """Every token's path from the root of its job, itself included."""
     paths: list[tuple[int, ...]] = []
     for token, parent in zip(plan.tokens.tolist(), plan.parents.tolist(), strict=True):
-        paths.append(((*paths[parent], token) if parent >= 0 else (token,)))
+        paths.append((*paths[parent], token) if parent >= 0 else (token,))
     return paths
 
 
