@@ -44,12 +44,14 @@ class Engine:
             raise StartRefused("; ".join(refusals))
         from workers.engine.engine import ScoringEngine  # loads torch
         from workers.preprocess.preprocessor import Preprocessor
-
         from workers.preprocess.tokenizer import ContentTokenizer
 
         self.model = snapshots.resolve(settings.choice(), on_progress)
         self._max_body_bytes = settings.max_body_bytes
-        tokenizer = ContentTokenizer.load(Path(self.model.snapshot_dir))
+        try:
+            tokenizer = ContentTokenizer.load(Path(self.model.snapshot_dir))
+        except (OSError, ValueError) as error:
+            raise StartRefused(f"the tokenizer cannot be loaded: {error}") from None
         self._preprocessor = Preprocessor(settings.preprocess_config(self.model), tokenizer)
         self._engine = ScoringEngine.load(settings.engine_config(self.model), on_progress)
         try:

@@ -25,6 +25,9 @@ def score(
 ) -> None:
     """Score one request without a server and print the response on standard output."""
     settings = load_or_exit(flags)
+    if "warmup" not in settings.origins:
+        # For a single request a warm-up is only a wait of its own.
+        settings = load_or_exit({**flags, "warmup": "none"})
     refuse_unstartable(settings)
     if missing := missing_engine_packages():
         fail(f"{', '.join(missing)} not installed: pip install 'spinf-serve[server]'")

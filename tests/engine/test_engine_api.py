@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from spinf_serve import Engine
+from spinf_serve.cli import app
 from spinf_serve.protocol.errors import RequestError
 from spinf_serve.refusal import StartRefused
 from spinf_serve.settings import Settings
@@ -168,29 +170,34 @@ def test_two_sets_of_weights_have_two_fingerprints(engine: Engine, tiny_checkpoi
     assert same.model.revision == engine.model.revision
 
 
-def run_score(arguments: list[str], stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("SPINF_")}
-    code = "from spinf_serve.cli import app; app()"
-    command = [sys.executable, "-c", code, "score", *arguments, "--device", "cpu", "--warmup", "none"]
-    return subprocess.run(command, input=stdin, capture_output=True, env=env, timeout=120, check=False)
+@pytest.fixture
+def no_settings_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("SPINF_"):
+            monkeypatch.delenv(name)
 
 
+@pytest.mark.usefixtures("no_settings_around")
 def test_score_prints_the_response_alone_on_standard_output(
     engine: Engine, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
     request = tmp_path / "request.json"
     request.write_text(json.dumps(BODY))
-    done = run_score([str(request), str(tiny_checkpoint), "--token-budget", "256"])
+    code = "from spinf_serve.cli import app; app()"
+    command = [sys.executable, "-c", code, "score", str(request), str(tiny_checkpoint), "--device", "cpu"]
+    done = subprocess.run([*command, "--token-budget", "99"], capture_output=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     response = json.loads(done.stdout)
-    assert scores(response) == scores(engine.score(BODY)), "a fresh process gives the same bits"
+    assert scores(response) == scores(engine.score(BODY)), "a fresh process and another budget give the same bits"
     assert response["engine"]["fingerprint"] == engine.info.fingerprint
 
 
+@pytest.mark.usefixtures("no_settings_around")
 def test_score_prints_a_refusal_on_standard_error(tiny_checkpoint: Path) -> None:
-    body = {**BODY, "limits": {"max_options": 1}}
-    done = run_score(["-", str(tiny_checkpoint)], stdin=json.dumps(body).encode())
-    assert (done.returncode, done.stdout) == (1, b"")
+    body = json.dumps({**BODY, "limits": {"max_options": 1}})
+    flags = ["--device", "cpu", "--warmup", "none"]
+    done = CliRunner().invoke(app, ["score", *flags, "-", str(tiny_checkpoint)], input=body)
+    assert (done.exit_code, done.stdout) == (1, "")
     envelope = json.loads(done.stderr.splitlines()[-1])
     assert envelope["error"]["code"] == envelope["rejected"]["code"] == "too_many_options"
     assert envelope["error"]["param"] == "scoring.queries.0.options"
