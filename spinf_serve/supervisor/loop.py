@@ -202,7 +202,6 @@ class Supervisor:
             process.send(self._serving)  # what changed while it started
         if process.role == "engine":
             self._serving = dataclasses.replace(self._serving, info=info)
-            log.info("the engine's fingerprint", extra=facts(**_fingerprint_facts(self._model, info)))
         if process.role in ("frontend", "engine"):
             self._tell_peers()
         engine = self._one("engine")
@@ -356,16 +355,3 @@ class Supervisor:
         self._inbox.close()
         close_context()
         log.info("stopped", extra=facts(exit=self._exit_code))
-
-
-def _fingerprint_facts(model: ServedModel | None, info: EngineInfo | None) -> dict[str, Any]:
-    if model is None or info is None:
-        return {}
-    return {
-        "fingerprint": info.fingerprint,
-        "model": model.id,
-        "revision": model.revision,
-        "scheme": info.scheme,
-        "device": info.device_name,
-        "versions": " ".join(f"{name}={version}" for name, version in info.versions.items()),
-    }

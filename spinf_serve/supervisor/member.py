@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from spinf_serve import logs
 from spinf_serve.supervisor.rundir import owner_pid
 from spinf_serve.wire.child import Stop
-from spinf_serve.wire.errors import WireError
+from spinf_serve.wire.errors import QueueFull, WireError
 from spinf_serve.wire.queues import Inbox, Outbox, close_context, ipc_address
 from spinf_serve.wire.registry import FOR_ROLE
 from spinf_serve.wire.supervisor import Beat, Fatal, Hello
@@ -121,7 +121,7 @@ class Member:
         """Send to the supervisor; a full queue is logged and dropped: its owner is about to end this process."""
         try:
             self.supervisor.send(message)
-        except WireError as error:
+        except QueueFull as error:
             log.error("message not sent", extra=logs.facts(error=str(error)))
 
     def fail(self, reason: str, *, curable: bool) -> None:

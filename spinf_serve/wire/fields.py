@@ -38,8 +38,10 @@ def _field_of(annotation: Hashable) -> Field:
         return _float()
     if annotation is int:
         return _plain(lambda value: type(value) is int, "int")
-    if annotation is str or annotation is bool:
-        return _plain(lambda value: type(value) is annotation, annotation.__name__)
+    if annotation is str:
+        return _text()
+    if annotation is bool:
+        return _plain(lambda value: type(value) is bool, "bool")
     if annotation is bytes:
         return _pack_bytes, _unpack_bytes
     if dataclasses.is_dataclass(annotation):
@@ -61,6 +63,15 @@ def _plain(accepts: Callable[[Any], bool], what: str) -> Field:
         if not accepts(value):
             raise WireError(f"{type(value).__name__} where {what} was expected")
         return value
+
+    return check, check
+
+
+def _text() -> Field:
+    def check(value: Any, _frames: Any) -> str:
+        if not isinstance(value, str):
+            raise WireError(f"{type(value).__name__} where str was expected")
+        return str(value)  # plain, where a library gave a subclass
 
     return check, check
 

@@ -16,7 +16,7 @@ from spinf_serve.wire.frontend import Serving
 from workers.frontend import describe
 from workers.frontend.admission import Admission
 from workers.frontend.auth import Auth
-from workers.frontend.call import Call
+from workers.frontend.call import Call, Refused, call_of
 from workers.frontend.dispatch import Dispatcher
 from workers.frontend.gate import Gate, json_bytes
 from workers.frontend.metrics import CONTENT_TYPE, Metrics
@@ -120,10 +120,26 @@ def _json(value: Any, status: int = 200) -> Response:
     return Response(json_bytes(value), status, media_type="application/json")
 
 
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def _guarded(handler: Handler) -> Handler:
+    """The handler, with its exceptions left to the gate: FastAPI's own error pages never show."""
+
+    async def guarded(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except Exception as error:
+            call_of(request).error = error
+            return Refused()
+
+    return guarded
+
+
 def build(site: Site, *, is_stopping: Callable[[], bool]) -> ASGIApp:
     """The ASGI application: the gate around the routes."""
     config = site.config
-    handlers: dict[str, Callable[[Request], Awaitable[Response]]] = {
+    handlers: dict[str, Handler] = {
         **dict.fromkeys(("score", "chat", "v0_score"), site.scoring().__call__),
         **dict.fromkeys(("readyz", "health"), site.readyz),
         **dict.fromkeys(("livez", "ping"), site.livez),
@@ -136,11 +152,10 @@ def build(site: Site, *, is_stopping: Callable[[], bool]) -> ASGIApp:
     }
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     for path, route in ROUTES.items():
-        app.add_api_route(path, handlers[route.name], methods=list(route.methods), response_model=None)
-    app.add_api_route(PACK_PREFIX + "{pack_id:path}", site.pack, methods=["GET"], response_model=None)
-    # Without FastAPI's own error pages around the router: every exception reaches the gate.
+        app.add_api_route(path, _guarded(handlers[route.name]), methods=list(route.methods), response_model=None)
+    app.add_api_route(PACK_PREFIX + "{pack_id:path}", _guarded(site.pack), methods=["GET"], response_model=None)
     return Gate(
-        app.router,
+        app,
         Auth(config.token, config.trusted_token),
         max_body_bytes=config.max_body_bytes,
         metrics_auth=config.metrics_auth,

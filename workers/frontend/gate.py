@@ -62,6 +62,8 @@ class Gate:
         try:
             self._check(scope["method"], scope["path"], route, call)
             await self._app(scope, call.reader, answer)
+            if call.error is not None:
+                raise call.error
         except ClientGone:
             call.status = CLIENT_GONE
         except RequestError as error:
@@ -92,7 +94,7 @@ class Gate:
         if answer.started:
             return  # too late for an envelope; the server closes the unfinished response
         call.code = error.code
-        body = json.dumps(error.envelope(call.request_id, rejected=call.caller.trusted)).encode()
+        body = json_bytes(error.envelope(call.request_id, rejected=call.caller.trusted))
         # A body that nobody will read: up to the limit the HTTP library reads it away and the connection lives on.
         length = content_length(scope["headers"])
         unread = not call.reader.whole

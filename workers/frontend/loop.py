@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
+import uvloop
 
 from spinf_serve.logs import facts
 from spinf_serve.supervisor.member import Member
@@ -156,8 +157,7 @@ def serve(member: Member, setup: FrontendSetup) -> None:
     """Run the frontend until it is stopped."""
     use_all_descriptors()
     gc.freeze()  # what the imports made lives for ever: keep it out of every collection
-    frontend = asyncio.Runner(loop_factory=uvicorn.Config("", loop="uvloop").get_loop_factory())
-    with frontend as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(member, setup))
 
 

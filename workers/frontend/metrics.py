@@ -2,7 +2,15 @@
 
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from spinf_serve import __version__
 from spinf_serve.protocol.errors import STATUS_OF_CODE
@@ -22,6 +30,7 @@ class Metrics:
     """What the frontend counts itself, and what the engine and the supervisor report."""
 
     def __init__(self, model: str) -> None:
+        disable_created_metrics()  # a time stamp beside every series is of no use to anybody here
         self._model = model
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)

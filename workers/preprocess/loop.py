@@ -4,7 +4,6 @@ One thread, one request prepared at a time; any number of prepared ones wait for
 one answer, unless it is cancelled.
 """
 
-import json
 import logging
 import time
 from collections import deque
@@ -22,7 +21,7 @@ from spinf_serve.wire.frontend import Answer, Credit
 from spinf_serve.wire.preprocess import CancelWork, Peers, Scored, Unscored, Work
 from spinf_serve.wire.queues import Outbox
 from spinf_serve.wire.supervisor import ChildReady
-from workers.preprocess.preprocessor import Prepared, Preprocessor, RequestHeader
+from workers.preprocess.preprocessor import Prepared, Preprocessor, RequestHeader, error_body
 
 log = logging.getLogger(__name__)
 
@@ -158,9 +157,8 @@ class PreprocessLoop:
 
     def _prepare(self, work: Work) -> None:
         started = time.monotonic()
-        header = RequestHeader(work.request_id, work.route, work.trusted, work.content_encoding, work.received)
         try:
-            prepared = self._preprocessor.prepare(work.body, header)
+            prepared = self._preprocessor.prepare(work.body, _header(work))
         except RequestError as error:
             self._refuse(work, error)
             return
@@ -212,7 +210,7 @@ class PreprocessLoop:
     def _refuse(
         self, work: Work, error: RequestError, waiting: _Waiting | None = None, result: ScoreResult | None = None
     ) -> None:
-        body = error_body(error, work)
+        body = error_body(error, _header(work))
         self._answer(self._reply(work, error.status, error.code, error.retry_after, _facts(waiting, result), body))
 
     def _reply(
@@ -238,13 +236,12 @@ def _is_work(message: Any, request_id: str) -> bool:
     return isinstance(message, Work) and message.request_id == request_id
 
 
+def _header(work: Work) -> RequestHeader:
+    return RequestHeader(work.request_id, work.route, work.trusted, work.content_encoding, work.received)
+
+
 def _restarting() -> RequestError:
     return RequestError("model_unavailable", "the engine is being restarted", retry_after=RETRY_AFTER_S)
-
-
-def error_body(error: RequestError, work: Work) -> bytes:
-    """The public envelope of a refusal."""
-    return json.dumps(error.envelope(work.request_id, rejected=work.trusted)).encode()
 
 
 def _facts(waiting: _Waiting | None, result: ScoreResult | None) -> dict[str, Any]:
