@@ -74,11 +74,18 @@ def literal_rule(pieces: list[str], text: str) -> int | None:
     return None
 
 
+def literal_start(pieces: list[str], text: str) -> int | None:
+    read = text.replace(" ", "▁")
+    inside = range(1, min(len(read), WINDOW))
+    return next((p for p in inside if not any(read[p - 1 : p + 1] in piece for piece in pieces)), None)
+
+
 def test_it_is_the_rule_read_literally(tokenizer: ContentTokenizer) -> None:
     hidden = tokenizer.special_ids
     pieces = [piece for index, piece in enumerate(tiny_pieces()[0]) if index not in hidden and piece[:3] != "<0x"]
     for text in [*varied_texts(13, 400), "aaaa", "ing ing", "yes<unused1", "<start_of", "\x00", "a\x00", "\ud800"]:
         assert tokenizer.clean_cut(text) == literal_rule(pieces, text), text
+        assert tokenizer.clean_start(text) == literal_start(pieces, text), text
 
 
 def test_it_stands_near_the_end_of_ordinary_text(tokenizer: ContentTokenizer) -> None:
