@@ -50,21 +50,22 @@ def main() -> None:
     started = time.monotonic()
 
     def progress(message: str) -> None:
-        log.print(f"{time.monotonic() - started:6.1f} s  {message}", highlight=False)
+        log.print(f"{time.monotonic() - started:6.1f} s  {message}", highlight=False, markup=False, soft_wrap=True)
 
     progress("loading the demo model (Gemma 3 270M) on the CPU")
-    with Engine("demo", device="cpu", on_progress=progress) as engine:
+    # One small request: a warm-up at the full budget would take longer than the answer.
+    with Engine("demo", device="cpu", warmup="none", on_progress=progress) as engine:
         progress("ready")
         begun = time.monotonic()
         response = engine.score(REQUEST)
         progress(f"scored in {(time.monotonic() - begun) * 1000:.0f} ms")
     out.print(f"\n{CONTENT}\n", highlight=False, markup=False)
     out.print(table(response))
-    out.print(
-        "p: share among the options. floor: the same question without the message. lift: p / floor.\n"
+    notes = (
+        "p: share among the options. floor: the same question without the message. lift: p / floor.",
         "The demo model is a small base model with weak answers; docs/scores.md says how to read them.",
-        highlight=False,
     )
+    out.print(*notes, sep="\n", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":
