@@ -1,6 +1,6 @@
 """Varied texts for tokenizer tests, drawn from a seed: scripts, emoji, code, markup, white space, odd characters."""
 
-# ruff: noqa: RUF001, SIM905  (foreign letters and words in a row are what this file is made of)
+# ruff: noqa: SIM905  (foreign letters and words in a row are what this file is made of)
 
 import random
 from collections.abc import Callable
