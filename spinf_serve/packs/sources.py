@@ -53,7 +53,7 @@ Source = GitHubSource | FolderSource
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What only the environment says about sources. The token is for private repositories and stays on the API's host."""
+    """What only the environment says about sources. The token is for private repositories and stays on its host."""
 
     cache_dir: Path
     official: str = OFFICIAL_DEFAULT

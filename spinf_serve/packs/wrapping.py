@@ -79,7 +79,8 @@ def filled(pieces: tuple[str | tuple[str], ...], texts: Mapping[str, str]) -> st
 def wrapped(before: str, content: str | Parts, after: str) -> Parts:
     """The content parts of a message: the text before, the content, the text after; empty texts are left out."""
     middle = [_text(content)] if isinstance(content, str) else [dict(part) for part in content]
-    return [*([_text(before)] if before else []), *middle, *([_text(after)] if after else [])]
+    parts = [_text(before), *middle, _text(after)]
+    return [part for part in parts if part != _text("")] or [_text("")]
 
 
 def _text(text: str) -> dict[str, Any]:
