@@ -77,8 +77,7 @@ def test_refused(text: str) -> None:
 def test_a_template_reads_back_or_is_refused(text: str) -> None:
     try:
         template = parse_template(text)
-    except TemplateError as error:
-        assert len(str(error)) < 200
+    except TemplateError:
         return
     # Writing the parsed parts with escaped braces gives the text again.
     escaped = [literal.replace("{", "{{").replace("}", "}}") for literal in template.literals]

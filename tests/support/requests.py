@@ -58,12 +58,15 @@ def to_bytes(value: Any) -> bytes:
 
 def refusal(prep: Preprocessor, value: Any, head: RequestHeader | None = None) -> tuple[str, str | None]:
     """The code and the param with which a body is refused; ("", None) where it is not."""
+    refused: RequestError | None = None
     try:
         prep.prepare(to_bytes(value), head or header())
     except RequestError as error:
-        assert 0 < len(error.message) < 500
-        return error.code, error.param
-    return "", None
+        refused = error
+    if refused is None:
+        return "", None
+    assert 0 < len(refused.message) < 500
+    return refused.code, refused.param
 
 
 def answer(prep: Preprocessor, value: Any, head: RequestHeader | None = None) -> dict[str, Any]:

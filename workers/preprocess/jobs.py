@@ -1,6 +1,5 @@
 """`/v0/score` compiled and answered: the engine primitive over whole prompts."""
 
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +8,7 @@ from spinf_serve.protocol.jobs import Job, JobsRequest
 from workers.preprocess.assemble import Answer, dumps, engine_fields, timing_fields
 from workers.preprocess.encoder import Encoder, Tokens
 from workers.preprocess.layout import Reads
-from workers.preprocess.options import Reading, check_lengths
+from workers.preprocess.options import Reading, short_options
 from workers.preprocess.plan_builder import PlanBuilder
 from workers.preprocess.readout import read_scores
 from workers.preprocess.trie import Branch, ForestBuilder, Gather
@@ -51,23 +50,20 @@ def compile_jobs(request: JobsRequest, encoder: Encoder, max_tokens: int) -> tup
 
 
 def _paths(job: Job, request: JobsRequest, encoder: Encoder, max_tokens: int) -> list[Tokens]:
-    """The tokens of every prompt, `<bos>` first; empty ones after the first fault."""
-    faults, paths = request.faults, []
-    for i, (prompt, options) in enumerate(itertools.zip_longest(job.prompts, job.options, fillvalue=())):
-        place, options_place = job.prompts_place.item(i), job.options_place.item(i)
-        lead = 0
-        short = options and check_lengths(options, options_place, request.limits.max_option_tokens, encoder, faults)
-        if short:
-            lead = max(len(encoder.encode(option)) for option in options) - 1
-        if i >= len(job.prompts) or faults.before(place):
-            continue
-        path = encoder.bos
+    """The tokens of every prompt, `<bos>` first; empty where they cannot matter any more."""
+    most, faults = request.limits.max_option_tokens, request.faults
+    leads = []
+    for i, options in enumerate(job.options):
+        short = short_options(options, job.options_place.item(i), most, encoder, faults)
+        leads.append(max((len(encoder.encode(option)) for option in short), default=1) - 1)
+    paths = []
+    for i, prompt in enumerate(job.prompts):
+        place = job.prompts_place.item(i)
         over = encoder.over(prompt, max_tokens)
-        if not over:
-            path = encoder.bos + encoder.encode(prompt)
-        if over or len(path) + lead > max_tokens:
+        path = () if over or faults.before(place) else encoder.bos + encoder.encode(prompt)
+        if over or len(path) + (leads[i] if i < len(leads) else 0) > max_tokens:
             faults.add(place, "content_too_long", f"a prompt and its options have at most {max_tokens} tokens")
-        if not path:
+        if not prompt and not encoder.bos:
             faults.add(place, "invalid_field", "this model needs a prompt that is not empty")
         paths.append(path)
     return paths

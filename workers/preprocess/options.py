@@ -90,13 +90,15 @@ def _one_token_variants(option: str, encoder: Encoder) -> tuple[str, ...]:
     return tuple(form for form in case_forms(option) if form != option and len(encoder.encode(form)) == 1)
 
 
-def check_lengths(texts: tuple[str, ...], place: Place, max_tokens: int, encoder: Encoder, faults: Faults) -> bool:
-    """Adds option_too_long for the first option over `max_tokens`; returns whether there is none."""
+def short_options(
+    texts: tuple[str, ...], place: Place, max_tokens: int, encoder: Encoder, faults: Faults
+) -> tuple[str, ...]:
+    """The options before the first one over `max_tokens`, which is an option_too_long."""
     for i, text in enumerate(texts):
         if encoder.over(text, max_tokens) or len(encoder.encode(text)) > max_tokens:
             faults.add(place.item(i), "option_too_long", f"an option has at most {max_tokens} tokens")
-            return False
-    return True
+            return texts[:i]
+    return texts
 
 
 def check_boundary(options: OptionList, template: str, place: Place, faults: Faults) -> Reading:

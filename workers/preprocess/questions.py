@@ -7,7 +7,7 @@ from spinf_serve.protocol.document import Faults
 from spinf_serve.protocol.queries import Query
 from workers.preprocess.encoder import Encoder
 from workers.preprocess.join import FilledTemplate
-from workers.preprocess.options import OptionList, Reading, check_boundary, check_lengths
+from workers.preprocess.options import OptionList, Reading, check_boundary, short_options
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -50,31 +50,36 @@ class QuestionCompiler:
 
     def compile(self, query: Query) -> Question | None:
         """The query's prompts, or None (with a fault, here or in the request) where it cannot be asked."""
-        limits, faults = self.limits, self.faults
-        if not query.options or faults.before(query.place):
+        faults = self.faults
+        if faults.before(query.place):
             return None
-        if not check_lengths(query.options, query.options_place, limits.max_option_tokens, self.encoder, faults):
-            return None
-        options = self._options.get(query.options)
-        if options is None:
-            options = OptionList.encode(query.options, self.case_insensitive, self.encoder)
-            self._options[query.options] = options
+        options = self._option_list(query)
         prompts = []
         for values in query.combinations:
             # The bound comes before filling: a value may be repeated more often than memory allows.
-            if query.template.filled_chars(values) > limits.max_query_tokens * self.encoder.max_token_bytes:
+            if query.template.filled_chars(values) > self.limits.max_query_tokens * self.encoder.max_token_bytes:
                 self._too_long(query)
-                return None
-            template, tokens = self._template(query.template.fill(values))
-            if tokens > limits.max_query_tokens:
+                continue
+            text = query.template.fill(values)
+            reading = check_boundary(options, text, query.options_place, faults)
+            if faults.before(query.template_place):
+                continue  # only an option that was sent before the template can still be reported
+            template, tokens = self._template(text)
+            if tokens > self.limits.max_query_tokens:
                 self._too_long(query)
-                return None
-            if not template.text and not self.encoder.bos:
-                message = "this model needs text before the slot"
-                faults.add(query.template_place, "invalid_field", message)
-            reading = check_boundary(options, template.text, query.options_place, faults)
+            if not text and not self.encoder.bos:
+                faults.add(query.template_place, "invalid_field", "this model needs text before the slot")
             prompts.append(Prompt(template, reading, tokens + options.extra_tokens))
         return Question(query, options, tuple(prompts))
+
+    def _option_list(self, query: Query) -> OptionList:
+        texts = short_options(
+            query.options, query.options_place, self.limits.max_option_tokens, self.encoder, self.faults
+        )
+        options = self._options.get(texts)
+        if options is None:
+            options = self._options[texts] = OptionList.encode(texts, self.case_insensitive, self.encoder)
+        return options
 
     def _template(self, text: str) -> tuple[FilledTemplate, int]:
         known = self._templates.get(text)
