@@ -10,7 +10,6 @@ from typing import Any, Self
 from spinf_serve import snapshots
 from spinf_serve.engine_thread import EngineThread
 from spinf_serve.plan import EngineInfo
-from spinf_serve.protocol.errors import RequestError
 from spinf_serve.protocol.ids import new_request_id
 from spinf_serve.refusal import StartRefused
 from spinf_serve.settings import SETTINGS, Settings
@@ -47,7 +46,6 @@ class Engine:
         from workers.preprocess.tokenizer import ContentTokenizer
 
         self.model = snapshots.resolve(settings.choice(), on_progress)
-        self._max_body_bytes = settings.max_body_bytes
         try:
             tokenizer = ContentTokenizer.load(Path(self.model.snapshot_dir))
         except (OSError, ValueError) as error:
@@ -75,8 +73,6 @@ class Engine:
         """The same from the raw body to the raw response, whose id is `request_id` (default: a new one)."""
         from workers.preprocess.preprocessor import RequestHeader
 
-        if len(body) > self._max_body_bytes:
-            raise RequestError("body_too_large", f"the body has {len(body)} bytes, the limit is {self._max_body_bytes}")
         header = RequestHeader(
             request_id=request_id or new_request_id(),
             route="score",
