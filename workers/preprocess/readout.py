@@ -54,13 +54,20 @@ def option_logprobs(logprobs: F32, starts: I64, gather: Gather) -> F64:
     block = np.zeros((len(starts), gather.width + 2))
     block[:, :-2] = logprobs[starts[:, None] + np.arange(gather.width)]
     block[:, -1] = -np.inf
+    # NaN and infinity fail the comparison; minus infinity is a token that the model rules out.
+    if not (block < np.inf).all():
+        raise _not_finite()
     sums = block[:, gather.index[:, :, 0]]
     for token in range(1, gather.index.shape[2]):
         sums = sums + block[:, gather.index[:, :, token]]
     values = logsumexp(sums)
     if not np.isfinite(values).all():
-        raise RequestError("engine_error", "the engine returned a number that is not finite")
+        raise _not_finite()
     return values
+
+
+def _not_finite() -> RequestError:
+    return RequestError("engine_error", "the engine returned a number that is not finite")
 
 
 def logsumexp(x: F64) -> F64:
