@@ -1,0 +1,246 @@
+"""Repositories: the manifest against its files, discovery without one, and fixtures."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spinf_serve.packs.fixtures import check_fixture, differences
+from spinf_serve.packs.pack import from_data
+from spinf_serve.packs.repository import Repository, read_repository, version_key
+from tests.base.packs.support import random_result, small_pack, write_json, write_repository
+
+Edit = Callable[[dict[str, Any]], Any]
+
+
+def edited(root: Path, edit: Edit) -> Repository:
+    manifest = json.loads((root / "prompt-packs.json").read_bytes())
+    edit(manifest)
+    write_json(root / "prompt-packs.json", manifest)
+    return read_repository(root)
+
+
+def test_a_manifest_lists_packs_and_versions_in_its_order(tmp_path: Path) -> None:
+    root = write_repository(
+        tmp_path, [small_pack(version="2.0"), small_pack(version="10.0"), small_pack(pack="acme/b")]
+    )
+    found = read_repository(root)
+    assert found.problems == []
+    assert [(pack.id, [v.version for v in pack.versions]) for pack in found.packs] == [
+        ("acme/guard", ["2.0", "10.0"]),
+        ("acme/b", ["1.2.0"]),
+    ]
+    version = found.packs[0].versions[0]
+    assert version.pack is not None
+    assert version.content == (root / "packs/acme-guard-2.0.json").read_bytes()
+
+
+def _entry(manifest: dict[str, Any]) -> dict[str, Any]:
+    entry: dict[str, Any] = manifest["packs"][0]
+    return entry
+
+
+def _version(manifest: dict[str, Any]) -> dict[str, Any]:
+    version: dict[str, Any] = _entry(manifest)["versions"][0]
+    return version
+
+
+PROBLEMS: list[tuple[Edit, str]] = [
+    (lambda m: m.update(format=2), "format: must be 1"),
+    (lambda m: m.pop("namespace"), "namespace: missing"),
+    (lambda m: m.update(namespace="other"), "packs.0.id: acme/guard is outside the namespace other"),
+    (lambda m: m["packs"].append(m["packs"][0]), "packs.1.id: acme/guard is listed twice"),
+    (lambda m: m["packs"].append(3), "packs.1: must be an object"),
+    (lambda m: _entry(m).update(id="Acme/guard"), "packs.0.id: must be <namespace>/<name>"),
+    (lambda m: _entry(m).update(readme="nope.md"), "packs.0.readme: nope.md does not exist"),
+    (lambda m: _entry(m).update(samples="nope.json"), "packs.0.samples: nope.json does not exist"),
+    (lambda m: _entry(m).update(tags=[1]), "packs.0.tags: must be a list of strings"),
+    (lambda m: _entry(m).update(versions=[]), "packs.0.versions: must hold at least one"),
+    (lambda m: _entry(m).pop("versions"), "packs.0.versions: missing"),
+    (
+        lambda m: _entry(m)["versions"].append(dict(_version(m))),
+        "packs.0.versions.1.version: acme/guard 1.2.0 is listed twice",
+    ),
+    (lambda m: _version(m).update(file="none.json"), "packs.0.versions.0.file: none.json does not exist"),
+    (lambda m: _version(m).update(file="../../etc/passwd"), "packs.0.versions.0.file: ../../etc/passwd is outside"),
+    (lambda m: _version(m).update(file="/etc/passwd"), "packs.0.versions.0.file: /etc/passwd is outside"),
+    (lambda m: _version(m).pop("file"), "packs.0.versions.0.file: missing"),
+    (lambda m: _version(m).update(fixture="none.json"), "packs.0.versions.0.fixture: none.json does not exist"),
+    (lambda m: _version(m).update(status="beta"), "packs.0.versions.0.status: must be one of"),
+    (lambda m: _version(m).pop("model"), "packs.0.versions.0.model: missing"),
+    (lambda m: _version(m).update(version="9"), "packs.0.versions.0.file: packs/acme-guard-1.2.0.json: its version is"),
+    (lambda m: _version(m).update(model="other"), "packs.0.versions.0.file: packs/acme-guard-1.2.0.json: its model is"),
+    (lambda m: _entry(m).update(media=["text"]), "packs.0.versions.0.file: packs/acme-guard-1.2.0.json: its media is"),
+    (
+        lambda m: _entry(m).update(parameters=["who"]),
+        "packs.0.versions.0.file: packs/acme-guard-1.2.0.json: its parameters",
+    ),
+    (lambda m: _entry(m).update(id="acme/other"), "packs.0.versions.0.file: packs/acme-guard-1.2.0.json: its id is"),
+]
+
+
+@pytest.mark.parametrize(("edit", "problem"), PROBLEMS, ids=[rule[1][:50] for rule in PROBLEMS])
+def test_every_rule_of_the_manifest_names_the_place(repository: Path, edit: Edit, problem: str) -> None:
+    found = edited(repository, edit).problems
+    assert any(line.startswith(f"prompt-packs.json: {problem}") for line in found), found
+
+
+def test_an_entry_may_repeat_what_its_file_says(repository: Path) -> None:
+    (repository / "README.md").write_text("read me")
+
+    def edit(manifest: dict[str, Any]) -> None:
+        parameters = [{"id": "place"}, {"id": "who"}]
+        _entry(manifest).update(media=["image", "text"], parameters=parameters, readme="README.md", samples=["a text"])
+
+    assert edited(repository, edit).problems == []
+
+
+def test_a_link_out_of_the_repository_is_not_followed(repository: Path, tmp_path: Path) -> None:
+    secret = write_json(tmp_path / "secret.json", small_pack())
+    os.symlink(secret, repository / "link.json")
+    found = edited(repository, lambda m: _version(m).update(file="link.json"))
+    assert "link.json is outside the repository" in found.problems[0]
+
+
+def test_problems_of_every_pack_file_are_listed(tmp_path: Path) -> None:
+    one, two = small_pack(), small_pack(pack="acme/two", answers="x")
+    one["reads"][0]["sd"] = 0
+    found = read_repository(write_repository(tmp_path, [one, two])).problems
+    assert any("packs/acme-guard-1.2.0.json: reads.0.sd" in line for line in found)
+    assert any("packs/acme-two-1.2.0.json: answers" in line for line in found)
+
+
+def test_a_version_that_is_coming_soon_needs_no_file(repository: Path) -> None:
+    def edit(manifest: dict[str, Any]) -> None:
+        _entry(manifest)["versions"].insert(0, {"version": "2.0", "status": "coming_soon"})
+
+    found = edited(repository, edit)
+    assert found.problems == []
+    assert [(v.version, v.status, v.pack is None) for v in found.packs[0].versions] == [
+        ("2.0", "coming_soon", True),
+        ("1.2.0", "available", False),
+    ]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "3", '{"format": 1, "format": 1}'])
+def test_a_broken_manifest_is_a_problem_and_not_discovery(repository: Path, content: str) -> None:
+    (repository / "prompt-packs.json").write_text(content)
+    assert len(read_repository(repository).problems) >= 1
+
+
+def test_without_a_manifest_pack_files_are_discovered(tmp_path: Path) -> None:
+    for version in ("1.10", "1.9", "2.0rc1", "2.0", "odd"):
+        write_json(tmp_path / f"deep/er/{version}.json", small_pack(version=version))
+    write_json(tmp_path / "other.json", {"pack": "acme/x"})
+    write_json(tmp_path / "list.json", [1])
+    write_json(tmp_path / ".git/hidden.json", small_pack(pack="acme/hidden"))
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "pack.txt").write_text(json.dumps(small_pack(version="3")))
+    found = read_repository(tmp_path)
+    assert found.problems == []
+    assert [(pack.id, [v.version for v in pack.versions]) for pack in found.packs] == [
+        ("acme/guard", ["2.0", "2.0rc1", "1.10", "1.9", "odd"])
+    ]
+
+
+def test_discovered_files_must_be_sound_and_differ(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", small_pack())
+    write_json(tmp_path / "b.json", small_pack())
+    write_json(tmp_path / "c.json", small_pack(version="2", answers="x"))
+    found = read_repository(tmp_path).problems
+    assert found == ["b.json: acme/guard 1.2.0 is in another file too", "c.json: answers: must be p or logprob"]
+
+
+def test_a_folder_without_packs_is_a_problem(tmp_path: Path) -> None:
+    assert "holds no packs" in read_repository(tmp_path).problems[0]
+    assert "is no folder" in read_repository(tmp_path / "none").problems[0]
+
+
+def test_versions_sort_as_pep_440() -> None:
+    versions = ["1.0", "1.0.dev1", "1.0a1", "1.0.post1", "1.10", "1.9", "what", "0+local"]
+    assert sorted(versions, key=version_key) == [
+        "what",
+        "0+local",
+        "1.0.dev1",
+        "1.0a1",
+        "1.0",
+        "1.0.post1",
+        "1.9",
+        "1.10",
+    ]
+
+
+def fixture(tmp_path: Path, **changes: Any) -> Path:
+    pack = from_data(small_pack(), "test")
+    result = random_result(np.random.default_rng(1), pack.data) | {"input_id": "a"}
+    entry = pack.evaluate(result)
+    call = {"mode": "max", "thresholds": {"harm": 0.1, "tone": None}}
+    data = {
+        "results": [result],
+        "expected": [
+            {"input_id": "a", "categories": entry["categories"], "decision": entry["decision"]},
+            {"input_id": "a", "with": call, **_of(pack.evaluate(result, **call))},
+        ],
+    }
+    return write_json(tmp_path / "fixtures" / "1.2.0.json", data | changes)
+
+
+def _of(entry: dict[str, Any]) -> dict[str, Any]:
+    return {name: entry[name] for name in ("categories", "decision")}
+
+
+def test_a_fixture_holds(tmp_path: Path) -> None:
+    assert check_fixture(from_data(small_pack(), "test"), fixture(tmp_path)) == []
+
+
+@pytest.mark.parametrize(("by", "holds"), [(9e-7, True), (1e-6, True), (2.1e-6, False), (-1e-5, False)])
+def test_a_fixture_holds_to_a_millionth(tmp_path: Path, by: float, holds: bool) -> None:
+    path = fixture(tmp_path)
+    data = json.loads(path.read_bytes())
+    data["expected"][1]["categories"]["harm"]["score"] += by
+    write_json(path, data)
+    found = check_fixture(from_data(small_pack(), "test"), path)
+    assert (found == []) is holds
+    assert holds or found[0].startswith("expected.1.categories.harm.score: is ")
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        ([], "must hold the lists"),
+        ({"results": [], "expected": []}, "must hold the lists"),
+        ({"results": [], "expected": [3]}, "expected.0: must hold"),
+        ({"results": [], "expected": [{"input_id": "z", "categories": {}, "decision": {}}]}, "no result has this"),
+        (
+            {
+                "results": [{"input_id": "a", "queries": []}],
+                "expected": [{"input_id": "a", "categories": {}, "decision": {}}],
+            },
+            "cannot be evaluated",
+        ),
+        (
+            {"results": [], "expected": [{"input_id": "a", "with": {"top": 1}, "categories": {}, "decision": {}}]},
+            "expected.0.with",
+        ),
+    ],
+)
+def test_broken_fixtures_are_problems(tmp_path: Path, data: Any, problem: str) -> None:
+    found = check_fixture(from_data(small_pack(), "test"), write_json(tmp_path / "f.json", data))
+    assert problem in found[0]
+
+
+def test_differences_know_booleans_from_numbers_and_missing_from_null() -> None:
+    assert differences({"a": True}, {"a": 1}, "x") == [("x.a", True, 1)]
+    assert differences({"a": 1.0}, {"a": 1}, "x") == []
+    assert differences({"a": None}, {"b": "c"}, "x") == [("x.b", None, "c")]
+
+
+def test_a_fixture_beside_the_file_is_found(tmp_path: Path) -> None:
+    root = write_repository(tmp_path, [small_pack()])
+    assert read_repository(root).packs[0].versions[0].fixture is None
+    fixture(root / "packs")
+    assert read_repository(root).packs[0].versions[0].fixture == root / "packs/fixtures/1.2.0.json"
