@@ -14,40 +14,12 @@ from tests.support.fake_engine import run_plan
 from tests.support.requests import body, header, item, query
 from workers.preprocess.preprocessor import CHAT, SCORE, V0_SCORE, Preprocessor, error_body
 
-NAMES = [
-    "messages",
-    "inputs",
-    "scoring",
-    "queries",
-    "packs",
-    "id",
-    "template",
-    "options",
-    "combinations",
-    "values",
-    "group",
-    "empty_floor",
-    "case_insensitive",
-    "content",
-    "role",
-    "type",
-    "text",
-    "image_url",
-    "url",
-    "query_ids",
-    "limits",
-    "features",
-    "model",
-    "endpoint",
-    "stream",
-    "max_tokens",
-    "generate",
-    "calibration",
-    "a",
-    "x",
-    "jobs",
-    "prompts",
-]
+FIELDS = """
+messages inputs scoring queries packs id template options combinations values group empty_floor case_insensitive
+content role type text image_url url query_ids limits features model endpoint stream max_tokens generate calibration
+a x jobs prompts
+"""
+NAMES = FIELDS.split()
 VALUES = [
     *(None, True, False, 0, -1, 1, 10**30, 1.5, 1e308, "", "a", " yes", "all", "{?}", "{x}{?}", "{n}", "{*}\n", "text"),
     *([], {}, [[]], [{}], ["a", "a"], {"x": ["a"]}, {"a": 1}, [" yes", " no"], "\0", "▁", "<bos>", "😀", "é" * 300),
