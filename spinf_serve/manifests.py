@@ -190,9 +190,14 @@ def load_manifest(path: Path) -> Manifest:
     return manifest
 
 
+def user_path(text: str) -> Path:
+    """A path with ~ for the home directory; without one (a container's odd user id) the ~ stays, and is not found."""
+    return Path(os.path.expanduser(text))
+
+
 def extra_dirs_from_env() -> list[Path]:
     """The directories of SPINF_MANIFEST_DIRS, separated by colons or commas."""
-    return [Path(part).expanduser() for part in re.split(r"[:,]", os.environ.get(MANIFEST_DIRS_ENV, "")) if part]
+    return [user_path(part) for part in re.split(r"[:,]", os.environ.get(MANIFEST_DIRS_ENV, "")) if part]
 
 
 class Catalog:
@@ -226,11 +231,11 @@ class Catalog:
 
         Raises `ManifestError` for a name that means nothing, and for a directory that cannot be served.
         """
-        directory = None if model_dir is None else Path(model_dir).expanduser().absolute()
+        directory = None if model_dir is None else user_path(model_dir).absolute()
         manifest = self._by_name.get(model.casefold()) or self._by_repo(model)
         if manifest is not None:
             return ModelChoice(manifest, directory, model)
-        local = Path(model).expanduser()
+        local = user_path(model)
         if local.is_dir():
             if directory is not None:
                 raise ManifestError(f"MODEL {model!r} is a directory already: leave out --model-dir")
@@ -290,14 +295,18 @@ def synthesize(model_id: str, directory: Path) -> Manifest:
     """The manifest of a snapshot directory that has none: the family from config.json, the usual limits."""
     config = read_model_config(directory)
     family = family_of(config, str(directory))
-    text_config = config.get("text_config") or config
-    positions = text_config.get("max_position_embeddings")
-    longest = positions if isinstance(positions, int) and positions > 0 else 65_536
     return Manifest(
-        id=re.sub(r"\s+", "-", model_id),
+        id=re.sub(r"\s+", "-", model_id)[-200:],
         name=model_id,
         status="available",
         family=family,  # type: ignore[arg-type]  # a key of FAMILIES
         capabilities=("score",),
-        limits=ManifestLimits(token_budget=16_384, max_tokens=min(65_536, longest)),
+        limits=ManifestLimits(token_budget=16_384, max_tokens=min(65_536, trained_positions(config) or 65_536)),
     )
+
+
+def trained_positions(config: dict[str, Any]) -> int | None:
+    """How many positions config.json says that the model was made for; None where it does not."""
+    text_config = config.get("text_config")
+    positions = (text_config if isinstance(text_config, dict) else config).get("max_position_embeddings")
+    return positions if type(positions) is int and positions > 1 else None

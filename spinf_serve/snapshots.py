@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from spinf_serve.config import ServedModel
-from spinf_serve.manifests import CAPABILITIES, ModelChoice, family_of, read_model_config
+from spinf_serve.manifests import CAPABILITIES, ModelChoice, family_of, read_model_config, user_path
 from spinf_serve.refusal import StartRefused
 
 Progress = Callable[[str], None]
@@ -90,12 +90,12 @@ def check_snapshot(directory: Path) -> list[Path]:
     for name in ("config.json", "tokenizer.json"):
         if not (directory / name).is_file():
             raise SnapshotError(f"incomplete snapshot {directory}: {name} is missing")
-    if not (directory / INDEX).exists():
-        shards = {path.name: None for path in directory.glob("*.safetensors")}
-        if list(shards) != ["model.safetensors"]:
-            raise SnapshotError(f"incomplete snapshot {directory}: needs model.safetensors, or shards and {INDEX}")
-    else:
-        shards = _indexed_shards(directory)
+    single = (directory / "model.safetensors").exists()
+    shards = _indexed_shards(directory) if (directory / INDEX).exists() else {"model.safetensors": None}
+    if single and "model.safetensors" not in shards:
+        raise SnapshotError(f"ambiguous snapshot {directory}: model.safetensors is not among the shards of {INDEX}")
+    if not single and "model.safetensors" in shards:
+        raise SnapshotError(f"incomplete snapshot {directory}: needs model.safetensors, or shards and {INDEX}")
     for name, tensors in sorted(shards.items()):
         _check_shard(directory / name, tensors)
     return [directory / name for name in sorted(shards)]
@@ -170,8 +170,10 @@ def _block_digest(block: tuple[Path, int]) -> bytes:
 
 def cache_dir() -> Path:
     """Where converted snapshots are kept: $XDG_CACHE_HOME/spinf-serve/snapshots, by default under ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "spinf-serve" / "snapshots"
+    base = user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    if str(base).startswith("~"):
+        raise SnapshotError("this user has no home directory to keep a snapshot in: set XDG_CACHE_HOME")
+    return base / "spinf-serve" / "snapshots"
 
 
 def package_snapshot(choice: ModelChoice, progress: Progress) -> Path:

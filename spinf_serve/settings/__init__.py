@@ -12,7 +12,14 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from spinf_serve.config import EngineConfig, FrontendConfig, Limits, PreprocessConfig, ServedModel
-from spinf_serve.manifests import FAMILIES, SERVED_FAMILIES, Catalog, ModelChoice
+from spinf_serve.manifests import (
+    FAMILIES,
+    SERVED_FAMILIES,
+    Catalog,
+    ModelChoice,
+    read_model_config,
+    trained_positions,
+)
 from spinf_serve.settings.fields import SETTINGS, Declarations, Setting
 from spinf_serve.settings.layers import EnvironmentLayer, FileLayer, ManifestLayer, SettingsError, checked, layer
 
@@ -95,8 +102,12 @@ class Settings(Declarations):
         return []
 
     def warnings(self) -> list[str]:
-        """What the log should say at start, one sentence each. For a server; the first two matter to `Engine` too."""
+        """What a server's log should say at start, one sentence each."""
         found = []
+        directory = self.choice().directory
+        positions = trained_positions(read_model_config(directory)) if directory else None
+        if positions is not None and self.max_tokens > positions:
+            found.append(f"max_tokens {self.max_tokens} is over the {positions} positions that the model was made for")
         if self.max_content_tokens >= self.max_tokens:
             found.append(
                 f"max_content_tokens {self.max_content_tokens} is not below max_tokens {self.max_tokens}: "

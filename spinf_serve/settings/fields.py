@@ -105,9 +105,9 @@ class Declarations(BaseSettings):
         Literal["full", "short", "none"],
         In("engine", "passes run before ready: full, short (one small, one at the budget) or none"),
     ] = _engine("warmup")
-    preprocess_workers: Annotated[Count, In("engine", "processes that parse and tokenize requests")] = Field(
-        default_factory=lambda: max(2, min(8, usable_cores() - 2))
-    )
+    preprocess_workers: Annotated[
+        int, Field(ge=1, le=256), In("engine", "processes that parse and tokenize requests")
+    ] = Field(default_factory=lambda: max(2, min(8, usable_cores() - 2)))
     watchdog: Annotated[
         SecondsOrZero,
         In("engine", "seconds a pass may run before the engine counts as stuck and is restarted; 0 = off"),

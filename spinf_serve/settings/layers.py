@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import PydanticBaseSettingsSource
 
-from spinf_serve.manifests import Catalog
+from spinf_serve.manifests import Catalog, user_path
 from spinf_serve.refusal import StartRefused
 from spinf_serve.settings.fields import SETTINGS, TABLES, Setting
 
@@ -95,7 +95,7 @@ class ManifestLayer(_Layer):
 def read_toml(path: Path) -> dict[str, Any]:
     """Parse a settings file. Raises `SettingsError` for an unreadable one."""
     try:
-        return tomllib.loads(path.expanduser().read_text(encoding="utf-8-sig"))
+        return tomllib.loads(user_path(str(path)).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -218,6 +218,19 @@ def test_the_limits_of_a_nested_text_config_count(tmp_path: Path) -> None:
     assert Catalog.load([]).resolve(str(directory)).manifest.limits.max_tokens == 99
 
 
+@pytest.mark.parametrize("positions", [None, "many", -1, True, 10**9])
+def test_odd_position_counts_leave_the_usual_limit(tmp_path: Path, positions: object) -> None:
+    directory = checkpoint(tmp_path / "m", model_type="gemma3", text_config=5, max_position_embeddings=positions)
+    assert Catalog.load([]).resolve(str(directory)).manifest.limits.max_tokens == 65_536
+
+
+def test_odd_directory_names_make_usable_ids(tmp_path: Path) -> None:
+    directory = checkpoint(tmp_path / f"my model {'x' * 230}", model_type="gemma3_text")
+    model_id = Catalog.load([]).resolve(str(directory)).manifest.id
+    assert len(model_id) == 200
+    assert " " not in model_id
+
+
 def test_relative_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = checkpoint(tmp_path / "org" / "model", model_type="gemma3_text")
     checkpoint(tmp_path / "demo", model_type="gemma3_text")

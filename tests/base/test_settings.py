@@ -163,6 +163,8 @@ def test_a_file_of_another_encoding_is_an_error(tmp_path: Path) -> None:
         ("SPINF_PORT", "80a"),
         ("SPINF_PORT", "-1"),
         ("SPINF_QUEUE", "-1"),
+        ("SPINF_PREPROCESS_WORKERS", "0"),
+        ("SPINF_PREPROCESS_WORKERS", "100000"),
         ("SPINF_QUEUE", "1.5"),
         ("SPINF_WATCHDOG", "nan"),
         ("SPINF_DRAIN_TIMEOUT", "inf"),
@@ -324,6 +326,14 @@ def test_limits_that_cannot_be_reached_are_warned_about() -> None:
     assert Settings.load(flags).warnings() == []
     (message,) = Settings.load({**flags, "max_content_tokens": 8192}).warnings()
     assert "max_content_tokens 8192" in message
+
+
+def test_max_tokens_beyond_the_trained_positions_is_warned_about(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3_text", "max_position_embeddings": 6000}')
+    flags = {"model": str(tmp_path), "host": "127.0.0.1"}
+    assert Settings.load(flags).warnings() == []
+    (message,) = Settings.load({**flags, "max_tokens": 6001}).warnings()
+    assert "max_tokens 6001 is over the 6000 positions" in message
 
 
 def test_an_unknown_model_is_refused() -> None:

@@ -50,6 +50,19 @@ def test_a_missing_file_is_named(sharded: Path, name: str) -> None:
         check_snapshot(sharded)
 
 
+def test_one_file_next_to_other_weights_counts_alone(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_checkpoint, copy := tmp_path / "copy")
+    (copy / "consolidated.safetensors").write_bytes(b"another format")
+    assert [path.name for path in check_snapshot(copy)] == ["model.safetensors"]
+
+
+def test_a_file_that_the_index_does_not_know_is_ambiguous(sharded: Path) -> None:
+    """Readers differ in which of the two they take: neither is guessed."""
+    shutil.copy(sharded / "model-00001-of-00002.safetensors", sharded / "model.safetensors")
+    with pytest.raises(SnapshotError, match="ambiguous snapshot"):
+        check_snapshot(sharded)
+
+
 def truncate(path: Path, size: int) -> None:
     with path.open("r+b") as file:
         file.truncate(size)
@@ -251,6 +264,15 @@ def test_an_unwritable_cache_names_the_variable(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(SnapshotError, match="XDG_CACHE_HOME"):
+        resolve_demo()
+
+
+def test_a_user_without_a_home_is_told_what_to_set(
+    fake_conversion: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
     with pytest.raises(SnapshotError, match="XDG_CACHE_HOME"):
         resolve_demo()
 
