@@ -1,0 +1,1 @@
+"""Speed figures. Every script checks correctness in the same run before it prints one."""

@@ -1,0 +1,111 @@
+"""Questions per second on the CPU, beside transformers and beside the bare matrix products, all in one run.
+
+    python -m benchmarks.cpu_speed [--jobs FILE] [--articles 4] [--model demo] [--subset 28] [--no-floors]
+
+Prints a figure only after our log-probabilities agreed with transformers' on the questions that both ran.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+import workers.engine  # noqa: F401 - before torch
+from benchmarks.jobs import read_jobs, score_body
+from benchmarks.products import product_seconds
+from benchmarks.reference_speed import CachedReference, paths
+from spinf_serve import snapshots
+from spinf_serve.config import ServedModel
+from spinf_serve.plan import ScorePlan
+from spinf_serve.settings import Settings
+from workers.engine.engine import ScoringEngine
+from workers.engine.fingerprint import cpu_name
+from workers.engine.models import model_config
+from workers.preprocess.preprocessor import SCORE, Preprocessor, RequestHeader
+from workers.preprocess.tokenizer import ContentTokenizer
+
+BOUND = 1e-4
+DEFAULT_JOBS = Path(__file__).parent / "jobs" / "town_news.json"
+
+
+def compile_plan(settings: Settings, model: ServedModel, body: bytes) -> ScorePlan:
+    """The body's plan, as a preprocess worker makes it."""
+    tokenizer = ContentTokenizer.load(Path(model.snapshot_dir))
+    header = RequestHeader("benchmark", SCORE, True, None, time.monotonic())
+    return Preprocessor(settings.preprocess_config(model), tokenizer).prepare(body, header).plan
+
+
+def best_seconds(run: Callable[[], object], repeats: int) -> float:
+    """The fastest of some repeats: other work on the machine only ever adds."""
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def run_plan(engine: ScoringEngine, plan: ScorePlan) -> np.ndarray:
+    """The plan's log-probabilities."""
+    engine.submit("benchmark", plan)
+    while engine.has_work:
+        for completion in engine.step():
+            if completion.result is None:
+                raise completion.error or RuntimeError("no result")
+            return completion.result.logprobs
+    raise RuntimeError("the engine lost the plan")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=Path, default=DEFAULT_JOBS, help="job set, JSON or JSON.gz")
+    parser.add_argument("--articles", type=int, default=4, help="jobs of the set to use")
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--subset", type=int, default=56, help="questions per content that transformers runs")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--no-floors", action="store_true")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run and print."""
+    args = arguments()
+    jobs = read_jobs(args.jobs)[: args.articles]
+    body = json.dumps(score_body(jobs, empty_floor=not args.no_floors)).encode()
+    settings = Settings.load({"model": args.model, "device": "cpu", "max_processed_tokens": 10_000_000})
+    model = snapshots.resolve(settings.choice(), print)
+    plan = compile_plan(settings, model, body)
+    engine = ScoringEngine.load(settings.engine_config(model))
+    engine.warm_up()
+
+    logprobs = run_plan(engine, plan)
+    ours_s = best_seconds(lambda: run_plan(engine, plan), args.repeats)
+    engine.close()
+    shapes = model_config(Path(model.snapshot_dir))
+    products_s = product_seconds(shapes, len(plan.tokens), len(plan.read_rows), args.repeats)
+
+    reference = CachedReference(Path(model.snapshot_dir))
+    subset = paths(plan, args.subset)
+    difference, questions, reference_s = reference.compare(subset, logprobs)
+    if difference > BOUND:
+        raise SystemExit(
+            f"NOT PRINTED: log-probabilities differ from transformers by {difference:.2e} (bound {BOUND:.0e})"
+        )
+
+    reads = len(plan.read_rows)
+    print(f"{cpu_name()}, {os.cpu_count()} cores; {args.model} f32; {args.jobs.name}, {len(jobs)} articles")
+    print(f"{reads} questions (floors included), {len(plan.tokens)} tokens; largest difference {difference:.1e}")
+    print(f"engine        {reads / ours_s:8.1f} questions/s  {len(plan.tokens) / ours_s:8.0f} tokens/s")
+    print(f"transformers  {questions / reference_s:8.1f} questions/s  on {questions} of them, contents included")
+    print(f"products      {reads / products_s:8.1f} questions/s  the bare linear and head products")
+    print(
+        f"engine = {reads / ours_s / (questions / reference_s):.2f} x transformers, {products_s / ours_s:.2f} of the products"
+    )
+
+
+if __name__ == "__main__":
+    main()

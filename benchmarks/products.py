@@ -1,0 +1,54 @@
+"""The bound: the time of a model's matrix products alone, without attention, norms, activations or softmax."""
+
+import time
+
+import torch
+from torch.nn import functional
+
+from workers.engine.models.gemma import GemmaConfig
+
+_ROWS = (256, 512, 1024, 4096)  # rows of one call; the best of them counts
+_HEAD_COLUMNS = 8192
+
+
+def _shapes(config: GemmaConfig) -> list[tuple[int, int]]:
+    """(K, O) of one layer's products."""
+    hidden, inner, layout = config.hidden_size, config.intermediate_size, config.layout
+    return [
+        (hidden, layout.width),
+        (layout.num_heads * layout.head_dim, hidden),
+        (hidden, 2 * inner),
+        (inner, hidden),
+    ]
+
+
+@torch.inference_mode()
+def _linear_seconds(config: GemmaConfig, tokens: int, rows: int) -> float:
+    seconds = 0.0
+    weights = [[torch.randn(o, k) for k, o in _shapes(config)] for _ in config.layer_types]
+    inputs = {k: torch.randn(rows, k) for k, _ in _shapes(config)}
+    outputs = {o: torch.empty(rows, o) for _, o in _shapes(config)}
+    for first in range(0, tokens, rows):
+        count = min(rows, tokens - first)
+        started = time.perf_counter()
+        for layer in weights:
+            for weight in layer:
+                o, k = weight.shape
+                torch.mm(inputs[k][:count], weight.t(), out=outputs[o][:count])
+        seconds += time.perf_counter() - started
+    return seconds
+
+
+@torch.inference_mode()
+def _head_seconds(config: GemmaConfig, reads: int) -> float:
+    x, weight = torch.randn(reads, config.hidden_size), torch.randn(config.vocab_size, config.hidden_size)
+    started = time.perf_counter()
+    for first in range(0, config.vocab_size, _HEAD_COLUMNS):
+        functional.linear(x, weight[first : first + _HEAD_COLUMNS])
+    return time.perf_counter() - started
+
+
+def product_seconds(config: GemmaConfig, tokens: int, reads: int, repeats: int) -> float:
+    """Seconds of all linear products of `tokens` rows and the head's of `reads` rows: the best repeat and row count."""
+    linear = min(_linear_seconds(config, tokens, rows) for rows in _ROWS for _ in range(repeats))
+    return linear + min(_head_seconds(config, reads) for _ in range(repeats))
