@@ -1,0 +1,72 @@
+"""Whether a snapshot directory is complete: the files are there, and every shard is as long as its header says."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from spinf_serve.refusal import StartRefused
+
+INDEX = "model.safetensors.index.json"
+_MAX_HEADER = 100 << 20  # safetensors' own bound on the header
+
+
+class SnapshotError(StartRefused):
+    """No usable snapshot. The message says which file is missing, short or foreign."""
+
+
+def check_snapshot(directory: Path) -> list[Path]:
+    """The weight files of a complete snapshot, sorted by name. Raises `SnapshotError` for an incomplete one."""
+    if not directory.is_dir():
+        raise SnapshotError(f"no such snapshot directory: {directory}")
+    for name in ("config.json", "tokenizer.json"):
+        if not (directory / name).is_file():
+            raise SnapshotError(f"incomplete snapshot {directory}: {name} is missing")
+    single = (directory / "model.safetensors").exists()
+    shards = _indexed_shards(directory) if (directory / INDEX).exists() else {"model.safetensors": None}
+    if single and "model.safetensors" not in shards:
+        raise SnapshotError(f"ambiguous snapshot {directory}: model.safetensors is not among the shards of {INDEX}")
+    if not single and "model.safetensors" in shards:
+        raise SnapshotError(f"incomplete snapshot {directory}: needs model.safetensors, or shards and {INDEX}")
+    for name, tensors in sorted(shards.items()):
+        check_shard(directory / name, tensors)
+    return [directory / name for name in sorted(shards)]
+
+
+def _indexed_shards(directory: Path) -> dict[str, Any]:
+    """File name → names of the tensors that the index expects in it."""
+    path = directory / INDEX
+    try:
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        shards: dict[str, Any] = {}
+        for tensor, name in weight_map.items():
+            if Path(name).name != name:
+                raise ValueError(f"shard {name!r} is not a plain file name")
+            shards.setdefault(name, []).append(tensor)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SnapshotError(f"unusable index {path}: {error!r}") from None
+    if not shards:
+        raise SnapshotError(f"unusable index {path}: it names no tensor")
+    return shards
+
+
+def check_shard(path: Path, tensors: list[str] | None) -> None:
+    """Compare a file's length with its header: 8 bytes of header length, a JSON header, the data it describes."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header_len = int.from_bytes(file.read(8), "little")
+            if not 2 <= header_len <= min(size - 8, _MAX_HEADER):
+                raise SnapshotError(f"incomplete snapshot: {path} is cut off or not a safetensors file")
+            header = json.loads(file.read(header_len))
+        header.pop("__metadata__", None)
+        expected = 8 + header_len + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    except OSError as error:
+        raise SnapshotError(f"incomplete snapshot: {path}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        raise SnapshotError(f"{path} is not a safetensors file: its header cannot be read") from None
+    if size != expected:
+        raise SnapshotError(f"incomplete snapshot: {path} has {size} bytes, its header says {expected}")
+    if missing := set(tensors or ()) - header.keys():
+        raise SnapshotError(
+            f"incomplete snapshot: {path} lacks {min(missing)} and {len(missing) - 1} others of the index"
+        )
