@@ -4,9 +4,11 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -63,9 +65,10 @@ class ServerProcess:
         ready: bool = True,
         workers: int = 2,
         cwd: Path | None = None,
+        run_parent: Path | None = None,
     ) -> None:
-        self.run_parent = tmp_path / "run"
-        self.run_parent.mkdir(parents=True, exist_ok=True)
+        # Not under tmp_path: a socket's path must stay short.
+        self.run_parent = run_parent or Path(tempfile.mkdtemp(prefix="run-"))
         self._wait_ready = ready
         self._command = [
             *(sys.executable, "-c", "from spinf_serve.cli import app; app()", "serve", str(snapshot)),
@@ -92,12 +95,7 @@ class ServerProcess:
 
     def start(self) -> None:
         """Start it and wait for its address, and for ready unless told otherwise."""
-        self.popen = subprocess.Popen(
-            self._command, env=self._env, cwd=self._cwd, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        self.client = httpx.Client(timeout=60.0, trust_env=False)
+        self._spawn()
         try:
             self.url = wait_for(self._address, "the server's address")
             self.client.base_url = httpx.URL(self.url)
@@ -107,6 +105,22 @@ class ServerProcess:
             self.close()
             print(self.log, file=sys.stderr)
             raise
+
+    def start_and_fail(self) -> int:
+        """Start it where it must refuse to; returns its exit code."""
+        self._spawn()
+        try:
+            return self.wait()
+        finally:
+            self.close()
+
+    def _spawn(self) -> None:
+        self.popen = subprocess.Popen(
+            self._command, env=self._env, cwd=self._cwd, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.client = httpx.Client(timeout=60.0, trust_env=False)
 
     def _read(self) -> None:
         assert self.popen.stderr is not None
@@ -201,6 +215,7 @@ class ServerProcess:
         self._reader.join(timeout=5)
         assert self.popen.stderr is not None
         self.popen.stderr.close()
+        shutil.rmtree(self.run_parent, ignore_errors=True)
 
 
 def descendants(pid: int) -> list[int]:

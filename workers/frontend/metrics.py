@@ -30,7 +30,7 @@ class Metrics:
     """What the frontend counts itself, and what the engine and the supervisor report."""
 
     def __init__(self, model: str) -> None:
-        disable_created_metrics()  # a time stamp beside every series is of no use to anybody here
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a time stamp beside every series is of no use to anybody here
         self._model = model
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)

@@ -1,0 +1,16 @@
+"""One running server that the tests of this folder share, as long as they leave it serving."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.server import ServerProcess
+
+
+@pytest.fixture(scope="module")
+def server(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server with the trusted token "trusted"; each test leaves it ready."""
+    with ServerProcess(tiny_checkpoint, tmp_path_factory.mktemp("server"), "--trusted-token", "trusted") as running:
+        running.client.headers["authorization"] = "Bearer trusted"
+        yield running

@@ -1,0 +1,345 @@
+"""Every row of the failure table, with real processes really killed."""
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.server import (
+    ServerProcess,
+    body_of,
+    command_of,
+    is_alive,
+    is_zombie,
+    slow_body,
+    stat_of,
+    stopped,
+    wait_for,
+)
+
+
+def in_background[T](call: Callable[[], T]) -> Future[T]:
+    """Run a call in a thread of its own."""
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(call)
+    pool.shutdown(wait=False)
+    return future
+
+
+def replaced(server: ServerProcess, role: str, old: set[int]) -> list[int]:
+    """The children of a role once none of the old ones is left and as many new ones are there."""
+
+    def probe() -> list[int] | None:
+        now = server.children(role)
+        return now if len(now) >= len(old) and not old & set(now) else None
+
+    return wait_for(probe, f"a new {role}")
+
+
+def wait_workers(server: ServerProcess, count: int) -> None:
+    wait_for(lambda: len(server.children("preprocess")) == count, f"{count} workers")
+
+
+def hold_engine(server: ServerProcess) -> Callable[[], None]:
+    """Stop the engine, so that calls stay in flight; the result lets it go on."""
+    engine = server.child("engine")
+    os.kill(engine, signal.SIGSTOP)
+    return lambda: os.kill(engine, signal.SIGCONT)
+
+
+def wait_in_flight(server: ServerProcess, count: int) -> None:
+    wait_for(lambda: server.metric("spinf_requests_running") == count, f"{count} calls in flight")
+
+
+def test_killed_worker_costs_no_request(server: ServerProcess) -> None:
+    """Its requests are done by another worker; the worker is replaced."""
+    expected = server.post(body_of()).json()["results"]
+    workers = set(server.children("preprocess"))
+    lost = server.metric("spinf_workers_lost_total")
+    go_on = hold_engine(server)
+    try:
+        calls = [in_background(lambda: server.post(body_of())) for _ in range(3)]
+        wait_in_flight(server, 3)
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+        replaced(server, "preprocess", workers)
+    finally:
+        go_on()
+    answers = [call.result(60) for call in calls]
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert all(answer.json()["results"] == expected for answer in answers)
+    assert server.metric("spinf_workers_lost_total") == lost + 2
+    assert not [pid for pid in workers if stat_of(pid)], "a dead worker was not reaped"
+
+
+def test_request_that_loses_two_workers_fails_alone(server: ServerProcess) -> None:
+    """The request whose workers die twice gets 500; one that came in between is answered."""
+    wait_workers(server, 2)
+    go_on = hold_engine(server)
+    try:
+        victim = in_background(lambda: server.post(body_of("the victim")))
+        wait_in_flight(server, 1)
+        first = set(server.children("preprocess"))
+        for pid in first:
+            os.kill(pid, signal.SIGKILL)
+        second = set(replaced(server, "preprocess", first))
+        wait_for(lambda: server.metric("spinf_requests_running") == 1 or None, "the second attempt")
+        bystander = in_background(lambda: server.post(body_of("somebody else")))
+        wait_in_flight(server, 2)
+        time.sleep(0.2)  # both are with their workers now; which one has the victim cannot be seen from outside
+        for pid in second:
+            os.kill(pid, signal.SIGKILL)
+        replaced(server, "preprocess", second)
+    finally:
+        go_on()
+    answer = victim.result(60)
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "engine_error"
+    assert answer.json()["error"]["type"] == "api_error"
+    assert answer.headers["x-request-id"] == answer.json()["request_id"]
+    assert bystander.result(60).status_code == 200
+
+
+def test_stopped_worker_counts_as_dead(server: ServerProcess) -> None:
+    """SIGSTOP: no heartbeat, so it is killed, and what it held is answered by another."""
+    wait_workers(server, 2)
+    workers = set(server.children("preprocess"))
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    assert server.post(body_of()).status_code == 200
+    replaced(server, "preprocess", workers)
+
+
+def test_killed_frontend_comes_back_on_the_same_port(server: ServerProcess) -> None:
+    """The engine and the workers go on, the drain state survives, a result without a caller is dropped and counted."""
+    others = [server.child("engine"), *server.children("preprocess")]
+    frontend = server.child("frontend")
+    assert server.client.post("/v0/drain").json() == {"draining": True}
+    go_on = hold_engine(server)
+    try:
+        abandoned = in_background(lambda: server.post(body_of()))
+        wait_in_flight(server, 1)
+        os.kill(frontend, signal.SIGKILL)
+        with pytest.raises(httpx.TransportError):
+            abandoned.result(60)
+        # Not refused: the port stays open, the call waits for the next frontend.
+        waiting = in_background(lambda: httpx.get(server.url + "/healthz", timeout=60, trust_env=False))
+        replaced(server, "frontend", {frontend})
+        assert waiting.result(60).status_code == 200
+    finally:
+        go_on()
+    wait_for(lambda: server.metric("spinf_results_dropped_total") == 1, "the dropped result")
+    assert server.get("/readyz").json() == {"ready": False, "draining": True}
+    assert server.get("/livez").status_code == 200
+    assert server.post(body_of()).status_code == 200, "a draining server answers calls"
+    assert server.client.delete("/v0/drain").json() == {"draining": False}
+    assert server.is_ready()
+    assert [server.child("engine"), *server.children("preprocess")] == others
+
+
+def test_stopped_frontend_counts_as_dead(server: ServerProcess) -> None:
+    frontend = server.child("frontend")
+    os.kill(frontend, signal.SIGSTOP)
+    replaced(server, "frontend", {frontend})
+    server.wait_ready()
+
+
+def test_frontend_killed_again_and_again_comes_back(server: ServerProcess) -> None:
+    for _ in range(3):
+        frontend = server.child("frontend")
+        server.wait_ready()
+        os.kill(frontend, signal.SIGKILL)
+        replaced(server, "frontend", {frontend})
+    server.wait_ready()
+    assert server.post(body_of()).status_code == 200
+
+
+def test_client_that_leaves_costs_no_pass(server: ServerProcess) -> None:
+    """What it had queued is cancelled, in the engine too, and its place is free again."""
+    server.wait_ready()
+    wait_workers(server, 2)
+    before = server.metric("spinf_tokens_total", kind="packed")
+    go_on = hold_engine(server)
+    try:
+        for _ in range(7):  # more than fit at once: each must give its place back
+            content = json.dumps(body_of()).encode()
+            with socket.create_connection(("127.0.0.1", server.port)) as caller:
+                caller.sendall(
+                    b"POST /v1/score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer trusted\r\n"
+                    b"Content-Length: %d\r\n\r\n%s" % (len(content), content)
+                )
+                wait_in_flight(server, 1)
+            wait_in_flight(server, 0)
+    finally:
+        go_on()
+    assert server.post(body_of()).status_code == 200
+    one_call = server.metric("spinf_tokens_total", kind="packed") - before
+    passes = server.metric("spinf_pass_tokens_sum")
+    assert server.post(body_of()).status_code == 200
+    wait_for(lambda: server.metric("spinf_pass_tokens_sum") >= passes + one_call, "the engine's report")
+    assert server.metric("spinf_pass_tokens_sum") == passes + one_call, "the engine ran more than the answered call"
+    wait_for(lambda: "status=499" in server.log, "the line of the call whose caller left")
+
+
+def test_killed_engine_fails_what_it_held_and_comes_back(server: ServerProcess) -> None:
+    expected = server.post(body_of()).json()["results"]
+    engine = server.child("engine")
+    go_on = hold_engine(server)
+    calls = [in_background(lambda: server.post(body_of())) for _ in range(3)]
+    wait_in_flight(server, 3)
+    os.kill(engine, signal.SIGKILL)
+    del go_on
+    for call in calls:
+        answer = call.result(60)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "model_unavailable"
+        assert answer.headers["retry-after"].isdecimal()
+    readiness = server.get("/readyz")
+    assert readiness.status_code == 503
+    assert readiness.json() == {"ready": False, "error": "the engine is being restarted"}
+    assert server.get("/livez").json() == {"live": True}
+    assert server.get("/healthz").status_code == 200
+    refused = server.post(body_of())
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_unavailable")
+    assert refused.headers["retry-after"].isdecimal()
+    replaced(server, "engine", {engine})
+    server.wait_ready()
+    assert server.post(body_of()).json()["results"] == expected
+    assert server.metric("spinf_engine_restarts_total") == 1
+
+
+@pytest.mark.slow
+def test_stopped_engine_counts_as_dead(server: ServerProcess) -> None:
+    """No heartbeat for 10 s: the call gets its 503, the engine is replaced."""
+    engine = server.child("engine")
+    os.kill(engine, signal.SIGSTOP)
+    answer = server.post(body_of())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_unavailable")
+    replaced(server, "engine", {engine})
+    server.wait_ready()
+
+
+def test_third_engine_crash_ends_the_server(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Exit code 3, nothing left behind."""
+    with ServerProcess(tiny_checkpoint, tmp_path) as server:
+        for crash in range(3):
+            server.wait_ready()
+            engine = server.child("engine")
+            children = server.children()
+            os.kill(engine, signal.SIGKILL)
+            if crash < 2:
+                replaced(server, "engine", {engine})
+        assert server.wait() == 3
+        assert "the engine crashed 3 times within 10 minutes" in server.log
+        assert not [pid for pid in children if stat_of(pid)]
+        assert server.run_dirs() == []
+
+
+def test_children_die_with_a_killed_supervisor(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Within a second, a stopped one too; the next start cleans up the run directory."""
+    with ServerProcess(tiny_checkpoint, tmp_path) as server:
+        children = server.children()
+        assert len(children) == 4
+        with stopped(server.child("engine")):
+            server.signal(signal.SIGKILL)
+            server.popen.wait(10)
+            killed = time.monotonic()
+            wait_for(lambda: not [pid for pid in children if is_alive(pid)], "the end of all children", 5)
+            assert time.monotonic() - killed < 1.5
+        stale = server.run_dirs()
+        assert len(stale) == 1
+        with ServerProcess(tiny_checkpoint, tmp_path, ready=False, run_parent=server.run_parent) as second:
+            assert len(second.run_dirs()) == 1
+            assert second.run_dirs() != stale
+            assert second.stop() == 0
+            assert second.run_dirs() == []
+
+
+def test_pass_over_the_watchdog_restarts_the_engine(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """A pass that runs too long: its calls get 503, the engine is killed and replaced, the server goes on."""
+    with ServerProcess(
+        tiny_checkpoint, tmp_path, "--watchdog", "0.05", "--token-budget", "16384", "--warmup", "none"
+    ) as server:
+        engine = server.child("engine")
+        answer = server.post(slow_body(prompts=400, tokens=200))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_unavailable")
+        replaced(server, "engine", {engine})
+        assert "stuck in one step" in server.log
+        server.wait_ready()
+
+
+def test_model_that_cannot_be_loaded_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Printed, exit code 1, no restart: no retry cures it."""
+    snapshot = tmp_path / "broken"
+    snapshot.mkdir()
+    for path in tiny_checkpoint.iterdir():
+        (snapshot / path.name).write_bytes(path.read_bytes())
+    config = json.loads((snapshot / "config.json").read_text())
+    config["hidden_size"] *= 2
+    (snapshot / "config.json").write_text(json.dumps(config))
+    server = ServerProcess(snapshot, tmp_path, ready=False)
+    with server:
+        assert server.wait() == 1
+        assert server.log.count("started engine-") == 1
+        assert "spinf-serve: the model cannot be loaded: " in server.log
+        assert server.run_dirs() == []
+
+
+def test_snapshot_that_is_not_there_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    snapshot = tmp_path / "cut"
+    snapshot.mkdir()
+    for path in tiny_checkpoint.iterdir():
+        (snapshot / path.name).write_bytes(path.read_bytes())
+    weights = snapshot / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with ServerProcess(snapshot, tmp_path, ready=False) as server:
+        assert server.wait() == 1
+        assert "its header says" in server.log
+        assert "Traceback" not in server.log
+
+
+def test_children_know_no_secret_and_no_terminal(server: ServerProcess) -> None:
+    """Nothing in argv but the run directory, no setting in the environment, standard input closed."""
+    for pid in server.children():
+        words = command_of(pid).split()
+        assert words[1:3] == ["-P", "-m"]
+        assert words[3].startswith("workers.")
+        assert len(words) == 5
+        assert "trusted" not in command_of(pid)
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"SPINF_" not in environment
+        assert os.readlink(f"/proc/{pid}/fd/0") == "/dev/null"
+    run_dir = Path(command_of(server.child("engine")).split()[4])
+    assert run_dir.stat().st_mode & 0o777 == 0o700
+
+
+def test_children_ignore_terminal_signals(server: ServerProcess) -> None:
+    before = server.children()
+    for pid in before:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(pid, number)
+    assert server.post(body_of()).status_code == 200
+    assert server.children() == before
+
+
+def test_hangup_is_ignored_without_a_terminal(server: ServerProcess) -> None:
+    server.signal(signal.SIGHUP)
+    wait_for(lambda: "SIGHUP is ignored" in server.log, "the line about SIGHUP")
+    assert server.post(body_of()).status_code == 200
+
+
+def test_only_the_engine_loads_torch(server: ServerProcess) -> None:
+    for pid in [server.popen.pid, *server.children("frontend"), *server.children("preprocess")]:
+        assert "libtorch" not in Path(f"/proc/{pid}/maps").read_text()
+    assert "libtorch" in Path(f"/proc/{server.child('engine')}/maps").read_text()
+
+
+def test_no_zombies(server: ServerProcess) -> None:
+    assert not [pid for pid in server.children() if is_zombie(pid)]
