@@ -47,8 +47,8 @@ wheel: $(STAMP) ## build the wheel into dist/
 smoke: wheel ## install the wheel in a clean environment and serve from a foreign folder
 	@.ci/smoke dist/*.whl
 
-bench: $(STAMP) ## print the speed figures of benchmarks/ (never part of the tests)
-	@$(BIN)/python -m benchmarks
+bench: $(STAMP) ## print the speed figures on this CPU (never part of the tests)
+	@$(BIN)/python -m benchmarks.cpu_speed
 
 lock: $(STAMP) ## pin every dependency again, with hashes and without an index address
 	@$(BIN)/uv pip compile pyproject.toml --extra server --extra demo --group dev --universal --python-version 3.12 \
