@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from spinf_serve import snapshots
 from spinf_serve.engine_thread import EngineThread
+from spinf_serve.extras import missing_engine_packages
 from spinf_serve.plan import EngineInfo
 from spinf_serve.protocol.ids import new_request_id
 from spinf_serve.refusal import StartRefused
@@ -41,6 +42,8 @@ class Engine:
     def _open(self, settings: Settings, on_progress: Progress | None) -> None:
         if refusals := settings.refusals():
             raise StartRefused("; ".join(refusals))
+        if missing := missing_engine_packages():
+            raise StartRefused(f"{', '.join(missing)} not installed: pip install 'spinf-serve[server]'")
         from workers.engine.engine import ScoringEngine  # loads torch
         from workers.preprocess.preprocessor import Preprocessor
         from workers.preprocess.tokenizer import ContentTokenizer

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from spinf_serve.cli.options import fail, load_or_exit, refuse_unstartable, with_settings
-from spinf_serve.extras import missing_engine_packages
 from spinf_serve.protocol.errors import RequestError
 from spinf_serve.protocol.ids import new_request_id
 from spinf_serve.refusal import StartRefused
@@ -29,8 +28,6 @@ def score(
         # For a single request a warm-up is only a wait of its own.
         settings = load_or_exit({**flags, "warmup": "none"})
     refuse_unstartable(settings)
-    if missing := missing_engine_packages():
-        fail(f"{', '.join(missing)} not installed: pip install 'spinf-serve[server]'")
     body = _read_request(request)
     request_id = new_request_id()
     try:

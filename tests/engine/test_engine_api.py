@@ -149,6 +149,12 @@ def test_what_cannot_be_loaded_is_refused(tiny_checkpoint: Path, tmp_path: Path)
         Engine(str(tiny_checkpoint), device="cpu", token_budgte=5)
 
 
+def test_missing_packages_are_named(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spinf_serve.extras.find_spec", lambda name: None if name == "torch" else name)
+    with pytest.raises(StartRefused, match=r"torch not installed: pip install 'spinf-serve\[server\]'"):
+        Engine(str(tiny_checkpoint), **SMALL)
+
+
 def test_a_broken_tokenizer_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
     for path in tiny_checkpoint.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
