@@ -120,7 +120,8 @@ class TestLowOptionMass:
             "inputs": [item("a"), item("b", queries=[query(id="own")])],
             "scoring": {"queries": [query(id="y"), query(id="x")], **EXACT},
         }
-        assert [w[1] for w in warned(respond(prep, value, -20.0))] == ["y", "x", "own"]
+        found = [(query_id, input_id) for _, query_id, input_id in warned(respond(prep, value, -20.0))]
+        assert found == [("y", None), ("x", None), ("own", "b")]
 
     def test_the_given_spelling_decides_what_is_one_token(self, prep: Preprocessor) -> None:
         value = body(query(options=[" yes", "yes no"]))

@@ -158,16 +158,19 @@ def _results(layout: ScoreLayout, scores: Sequence[Scores], floors: Sequence[Sco
 
 
 def _warnings(layout: ScoreLayout, scores: Sequence[Scores]) -> list[dict[str, str]]:
-    message = "no clean place near the content's end: it joins a question at a token boundary"
+    message = "content and question could not be tokenized as one string: they join between two tokens"
     warnings = [{"code": "join_not_merged", "message": message, "input_id": input_id} for input_id in layout.unmerged]
     residuals: dict[Question, list[float]] = {}
     for question, score in zip(_questions_of_prompts(layout), scores, strict=True):
         residuals.setdefault(question, []).append(score.residual)
+    # Ids of an input's own queries may come again in another input.
+    owners = {query: item.id for item in layout.request.inputs for query in item.own}
     message = "the options hold less than a tenth of the probability: the model would say something else"
     for question in layout.asked:
         values = residuals[question]
         if question.options.single_tokens and sum(values) > LOW_MASS * len(values):
-            warnings.append({"code": "low_option_mass", "message": message, "query_id": question.query.id})
+            warning = {"code": "low_option_mass", "message": message, "query_id": question.query.id}
+            warnings.append(warning | ({"input_id": owners[question.query]} if question.query in owners else {}))
     return warnings
 
 

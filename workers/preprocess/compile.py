@@ -76,6 +76,7 @@ class _Compiler:
                 by_list[id(item.shared)] = sum(len(query.combinations) for query in item.shared)
             prompts += by_list[id(item.shared)] + sum(len(query.combinations) for query in item.own)
         if prompts > most:
+            self.request.faults.check()
             raise _too_large(most)
 
     def _questions(self) -> dict[Query, Question]:

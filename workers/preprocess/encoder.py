@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-_MAX_KEPT_CHARS = 512
-_MAX_KEPT = 1 << 16
+_MAX_KEPT_CHARS = 512  # of one string
+_MAX_KEPT = 1 << 21  # characters of all of them: at worst as many tokens, about 100 MB
 
 Tokens = tuple[int, ...]
 
@@ -30,6 +30,7 @@ class Encoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._tokens: dict[str, Tokens] = {"": ()}
+        self._kept = 0
         self.bos: Tokens = () if tokenizer.bos_id is None else (tokenizer.bos_id,)
         self.max_token_bytes = tokenizer.max_token_bytes
 
@@ -39,10 +40,18 @@ class Encoder:
         if tokens is None:
             tokens = tuple(self._tokenizer.encode(text))
             if len(text) <= _MAX_KEPT_CHARS:
-                if len(self._tokens) >= _MAX_KEPT:
-                    self._tokens = {"": ()}
-                self._tokens[text] = tokens
+                self._keep(text, tokens)
         return tokens
+
+    def encode_once(self, text: str) -> Tokens:
+        """`encode` for a text that will hardly come again, such as a content."""
+        return tuple(self._tokenizer.encode(text))
+
+    def _keep(self, text: str, tokens: Tokens) -> None:
+        self._kept += len(text)
+        if self._kept > _MAX_KEPT:
+            self._tokens, self._kept = {"": ()}, len(text)
+        self._tokens[text] = tokens
 
     def clean_tail(self, text: str) -> str:
         """What of `text` a continuation can change; all of it where no clean place is near its end."""

@@ -24,7 +24,7 @@ def cut_content(text: str, encoder: Encoder) -> CutContent:
     """Cuts at the last clean place within 256 characters of the end; see `ContentTokenizer.clean_cut`."""
     cut = encoder.clean_cut(text)
     at = len(text) if cut is None else cut
-    prefix, tail = encoder.encode(text[:at]), text[at:]
+    prefix, tail = encoder.encode_once(text[:at]), text[at:]
     return CutContent(prefix, tail, len(prefix) + len(encoder.encode(tail)), cut is not None)
 
 

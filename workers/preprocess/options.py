@@ -15,6 +15,7 @@ class Reading:
     """
 
     sequences: tuple[tuple[Tokens, ...], ...]
+    fault: int | None = None  # the first option that merges with the template, or is left without a sequence
 
 
 @dataclass(eq=False)
@@ -61,7 +62,10 @@ class OptionList:
         """The reading without the variants in `merging`. An option may be left with no sequence at all."""
         reading = self._readings.get(merging)
         if reading is None:
-            reading = self._readings[merging] = Reading(tuple(self._owned(merging)))
+            sequences = tuple(self._owned(merging))
+            rows = enumerate(zip(self.texts, sequences, strict=True))
+            fault = next((i for i, (text, owned) in rows if text in merging or not owned), None)
+            reading = self._readings[merging] = Reading(sequences, fault)
         return reading
 
     def _strings(self) -> Iterator[str]:
@@ -105,14 +109,12 @@ def check_boundary(options: OptionList, template: str, place: Place, faults: Fau
     """The options read after a filled template; adds option_boundary, or duplicate_option for one that owns nothing."""
     merging = options.merging(template)
     reading = options.reading(merging)
-    for i, (text, owned) in enumerate(zip(options.texts, reading.sequences, strict=True)):
+    if reading.fault is not None:
+        text = options.texts[reading.fault]
+        code, message = "duplicate_option", "every spelling of this option is read as an earlier option"
         if text in merging:
-            faults.add(place.item(i), "option_boundary", _advice(template, text, options.encoder))
-            break
-        if not owned:
-            message = "every spelling of this option is read as an earlier option"
-            faults.add(place.item(i), "duplicate_option", message)
-            break
+            code, message = "option_boundary", _advice(template, text, options.encoder)
+        faults.add(place.item(reading.fault), code, message)
     return reading
 
 
