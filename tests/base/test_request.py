@@ -334,6 +334,13 @@ def test_names_of_the_served_model(name: str | None) -> None:
     assert request.model == name
 
 
+def test_query_ids_keep_the_order_of_the_shared_queries() -> None:
+    shared = {"queries": [query(id=x) for x in "abcd"]}
+    request = read({"inputs": [item("1", query_ids=["d", "a", "c"])], "scoring": shared})
+    assert [q.id for q in request.inputs[0].shared] == ["a", "c", "d"]
+    assert [q.id for q in request.asked()] == ["a", "c", "d"]
+
+
 def test_single_content_has_input_id_0() -> None:
     assert read(body()).inputs[0].id == "0"
 

@@ -157,6 +157,15 @@ def test_length_is_bounded_before_tokenizing(value: Any, code: str, tokenizer: C
     assert refusal(prep, value)[0] == code
 
 
+def test_templates_after_one_that_is_too_long_are_not_tokenized(tokenizer: ContentTokenizer) -> None:
+    inner = Untouchable(tokenizer)
+    prep, seen = preprocessor(inner), list[int]()
+    inner.clean_start = lambda text: seen.append(len(text)) or tokenizer.clean_start(text)  # type: ignore[func-returns-value]
+    rows = [{"x": f"{i} " * 20} for i in range(10, 99)]
+    assert refusal(prep, body(query("{x}" * 9 + ":{?}", combinations=rows)))[0] == "template_too_long"
+    assert sum(length > 100 for length in seen) == 1
+
+
 def test_more_prompts_than_tokens_are_refused_before_they_are_filled(tokenizer: ContentTokenizer) -> None:
     values = {name: [str(i) for i in range(10)] for name in "abc"}
     wide = query("{a}{b}{c}?{?}", combinations="all", values=values)
