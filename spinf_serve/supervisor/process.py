@@ -26,6 +26,7 @@ SILENCE_S = {"frontend": 5.0, "preprocess": 5.0, "engine": 10.0}
 """Between two heartbeats of a ready child: longer, and it counts as dead."""
 STUCK_S = {"frontend": 10.0, "preprocess": 60.0}
 """In one step of the main loop of a ready child; the engine has its watchdog."""
+_KEPT = ("SPINF_CACHE_DIRS",)
 
 
 class Process:
@@ -134,7 +135,7 @@ class Process:
 
 def child_environment() -> dict[str, str]:
     """The environment without our own variables: settings and tokens reach a child in the handshake only."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("SPINF_")}
+    return {name: value for name, value in os.environ.items() if name in _KEPT or not name.startswith("SPINF_")}
 
 
 def death_of(status: int) -> str:
