@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+# isort: off
 import workers.engine  # noqa: F401 - before torch: it sets how OpenMP waits
 import torch
+
+# isort: on
 
 from tests.engine.support import engine_config, load_reference
 from workers.engine.engine import ScoringEngine
@@ -22,10 +25,9 @@ def fresh_memory_is_nan() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
+def two_threads() -> None:
     """Every test starts with two threads, whatever the one before it set."""
     torch.set_num_threads(2)
-    yield
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from spinf_serve.config import EngineConfig, ServedModel
-from spinf_serve.plan import Completion, F32, ScorePlan, ScoreResult
+from spinf_serve.plan import F32, Completion, ScorePlan, ScoreResult
 from workers.engine.engine import ScoringEngine
 
 BOUND = 1e-4

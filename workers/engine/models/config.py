@@ -65,7 +65,10 @@ class RotarySettings:
     @classmethod
     def from_json(cls, name: str, settings: Json, theta: float) -> "RotarySettings":
         """From one layer type's entry; `theta` stands where the entry names no base."""
-        kind = settings.get("rope_type", settings.get("type", "default"))
+        kinds = {settings[key] for key in ("rope_type", "type") if key in settings} or {"default"}
+        kind = kinds.pop()
+        if kinds:
+            raise LoadError(f"config.json: the rope settings of {name} name two types")
         if kind not in ("default", "linear"):
             raise LoadError(f"config.json: rope type {kind!r} of {name} is not supported (supported: default, linear)")
         unknown = set(settings) - {"rope_type", "type", "rope_theta", "factor"}

@@ -1,0 +1,155 @@
+"""Each op: its CPU version against the reference, and rows that do not depend on the other rows."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from workers.engine.kernels.embedding import embedding
+from workers.engine.kernels.embedding import reference as embedding_reference
+from workers.engine.kernels.gelu_mul import gelu_mul
+from workers.engine.kernels.gelu_mul import reference as gelu_reference
+from workers.engine.kernels.linear import linear
+from workers.engine.kernels.linear import reference as linear_reference
+from workers.engine.kernels.lm_head import cpu as lm_head_cpu
+from workers.engine.kernels.lm_head import lm_head_logprobs
+from workers.engine.kernels.lm_head import reference as lm_head_reference
+from workers.engine.kernels.products import RowRule
+from workers.engine.kernels.rms_norm import reference as rms_reference
+from workers.engine.kernels.rms_norm import rms_norm
+from workers.engine.kernels.rotary import HeadLayout, qk_norm_rotary, rotary_table
+from workers.engine.kernels.rotary import reference as rotary_reference
+
+BOUND = 1e-5
+"""Relative root-mean-square error of every op against its reference."""
+
+FREE, FIXED = RowRule(), RowRule(64, 64)
+SIZES = [1, 3, 16, 63, 500]
+
+
+def error(ours: Tensor, theirs: Tensor) -> float:
+    """Root mean square of the difference over that of the reference; infinite for a value that is not finite."""
+    if not torch.isfinite(ours).all():
+        return float("inf")
+    return float((ours.double() - theirs.double()).square().mean().sqrt() / theirs.double().square().mean().sqrt())
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32))
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("rule", [FREE, FIXED], ids=["free", "fixed"])
+@pytest.mark.parametrize("rows", SIZES)
+def test_linear(rows: int, rule: RowRule) -> None:
+    x, weight = draw(rows, 72), draw(88, 72, seed=1)
+    assert error(linear(x, weight, rule), linear_reference.linear(x, weight)) < BOUND
+
+
+@pytest.mark.parametrize("rows", SIZES)
+def test_rms_norm(rows: int) -> None:
+    x, scale = draw(rows, 72) * 3, draw(72, seed=1)
+    assert error(rms_norm(x, scale, 1e-6), rms_reference.rms_norm(x, scale, 1e-6)) < BOUND
+
+
+def test_rms_norm_keeps_its_epsilon() -> None:
+    x, scale = draw(16, 72) * 1e-3, torch.ones(72)
+    assert error(rms_norm(x, scale, 1e-2), rms_reference.rms_norm(x, scale, 1e-2)) < BOUND
+
+
+@pytest.mark.parametrize("rows", SIZES)
+def test_gelu_mul(rows: int) -> None:
+    x = draw(rows, 2 * 88) * 4
+    assert error(gelu_mul(x.clone()), gelu_reference.gelu_mul(x)) < BOUND
+
+
+def test_gelu_mul_far_out() -> None:
+    """Where the exponential overflows the value is zero, and large inputs pass through."""
+    x = torch.tensor([[-1e4, -60.0, -12.0, 0.0, 12.0, 60.0, 1e4, 1.0, *([2.0] * 8)]])
+    assert error(gelu_mul(x.clone()), gelu_reference.gelu_mul(x)) < BOUND
+
+
+def test_embedding() -> None:
+    tokens, weight = torch.tensor([5, 0, 5, 10]), draw(11, 72)
+    assert same_bits(embedding(tokens, weight, 8.5), embedding_reference.embedding(tokens, weight, 8.5))
+
+
+@pytest.mark.parametrize("layout", [HeadLayout(4, 2, 16), HeadLayout(3, 1, 24), HeadLayout(2, 2, 8)], ids=str)
+@pytest.mark.parametrize("rows", [16, 63])
+def test_qk_norm_rotary(layout: HeadLayout, rows: int) -> None:
+    d = layout.head_dim
+    cos, sin = rotary_table(torch.arange(rows) * 7, 10_000 ** -(torch.arange(0, d, 2) / d))
+    arguments = (draw(rows, layout.width), layout, draw(d, seed=1), draw(d, seed=2), cos, sin, 1e-6)
+    for ours, theirs in zip(qk_norm_rotary(*arguments), rotary_reference.qk_norm_rotary(*arguments), strict=True):
+        assert ours.shape == theirs.shape
+        assert error(ours, theirs) < BOUND
+
+
+@pytest.mark.parametrize("rule", [FREE, FIXED], ids=["free", "fixed"])
+@pytest.mark.parametrize("softcap", [None, 5.0], ids=["plain", "soft-cap"])
+@pytest.mark.parametrize("rows", [1, 17, 70])
+def test_lm_head(rows: int, softcap: float | None, rule: RowRule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary over several chunks, the last one ragged; rows over several sweeps."""
+    monkeypatch.setattr(lm_head_cpu, "VOCAB_CHUNK", 64)
+    monkeypatch.setattr(lm_head_cpu, "MAX_ROWS", 32)
+    x, weight = draw(rows, 72), draw(811, 72, seed=1)
+    entry_rows = torch.arange(rows).repeat_interleave(7)
+    entry_cols = torch.randint(0, 811, (7 * rows,), generator=torch.Generator().manual_seed(2))
+    ours = lm_head_logprobs(x, weight, entry_rows, entry_cols, softcap, rule)
+    theirs = lm_head_reference.lm_head_logprobs(x, weight, entry_rows, entry_cols, softcap)
+    assert error(ours, theirs) < BOUND
+
+
+def test_lm_head_without_entries() -> None:
+    none = torch.zeros(0, dtype=torch.int64)
+    assert lm_head_logprobs(draw(16, 72), draw(811, 72), none, none, None, FREE).shape == (0,)
+
+
+_LAYOUT = HeadLayout(4, 2, 16)
+_WEIGHT, _SCALE = draw(88, 72, seed=5), draw(72, seed=6)
+
+
+def _heads(x: Tensor) -> Tensor:
+    """The q of every head as rows."""
+    cos, sin = torch.full((len(x), 8), 0.8), torch.full((len(x), 8), 0.6)
+    q, _, _ = qk_norm_rotary(x, _LAYOUT, _SCALE[:16], _SCALE[16:32], cos, sin, 1e-6)
+    return q.transpose(0, 1).reshape(len(x), -1)
+
+
+def _head(x: Tensor) -> Tensor:
+    rows = torch.arange(len(x)).repeat_interleave(3)
+    cols = torch.tensor([0, 40, 87]).repeat(len(x))
+    return lm_head_logprobs(x, _WEIGHT, rows, cols, 7.0, FREE).view(len(x), 3)
+
+
+ROW_OPS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
+    "linear": (72, lambda x: linear(x, _WEIGHT, FREE)),
+    "linear-fixed": (72, lambda x: linear(x, _WEIGHT, FIXED)),
+    "rms_norm": (72, lambda x: rms_norm(x, _SCALE, 1e-6)),
+    "gelu_mul": (176, lambda x: gelu_mul(x.clone())),
+    "rotary": (_LAYOUT.width, _heads),
+    "lm_head": (72, _head),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("name", ROW_OPS)
+def test_rows_do_not_depend_on_other_rows(name: str, threads: int) -> None:
+    """Any number of rows from 16 on, at any offset, against one large call on two threads."""
+    width, op = ROW_OPS[name]
+    x = draw(1100, width, seed=9)
+    whole = op(x)
+    torch.set_num_threads(threads)
+    for first, count in ((0, 16), (1, 16), (5, 17), (3, 48), (7, 250), (13, 999)):
+        assert same_bits(op(x[first : first + count]), whole[first : first + count]), (first, count)
+
+
+@pytest.mark.parametrize("name", ["linear", "linear-fixed", "lm_head"])
+def test_even_a_single_row(name: str) -> None:
+    width, op = ROW_OPS[name]
+    x = draw(100, width, seed=9)
+    assert same_bits(op(x[37:38]), op(x)[37:38])
