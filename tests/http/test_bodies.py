@@ -184,17 +184,13 @@ def test_absolute_form_and_upgrade(open_server: ServerProcess) -> None:
 
 
 def test_slow_senders_do_not_close_the_server(open_server: ServerProcess) -> None:
-    """More of them than there are read slots; fast callers get in, the slow ones get an answer."""
+    """More of them than there are read slots; fast callers get in all the time, the slow ones get an answer."""
     slow = [RawConnection(open_server.port) for _ in range(25)]
     try:
         for connection in slow:
             connection.post("/v1/score", f"Content-Length: {len(BODY)}", body=BODY[:20])
 
-        def served() -> bool:
-            return open_server.post(BODY).status_code == 200
-
-        wait_for(served, "a place between the slow senders", 10)
-        for _ in range(5):
+        for _ in range(20):
             assert open_server.post(BODY).status_code == 200
             assert open_server.get("/healthz").elapsed.total_seconds() < 1
         statuses = {connection.read().status for connection in slow}

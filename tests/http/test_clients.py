@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from spinf_client import SpinfClient, query, text
+from spinf_client import SpinfClient, SpinfError, query, text
 
 from tests.support.server import QUESTION, ServerProcess, body_of
 
@@ -84,16 +84,32 @@ def test_openai_sdk_with_a_token(closed_server: ServerProcess) -> None:
 
 
 def test_spinf_client(open_server: ServerProcess) -> None:
-    model = open_server.get("/v1/models").json()["models"][0]["id"]
-    client = SpinfClient(base_url=open_server.url, model=model)
-    out = client.score(
-        content=[text("hello world")], queries=[query("q", " Is it? Answer:{?}", options=[" yes", " no"])]
-    )
-    assert out["results"] == open_server.post(body_of()).json()["results"]
+    with SpinfClient(base_url=open_server.url, model=served(open_server)) as client:
+        queries = [query("q", " Is it? Answer:{?}", options=[" yes", " no"])]
+        out = client.score(content=[text("hello world")], queries=queries)
+        assert out["results"] == open_server.post(body_of()).json()["results"]
+        assert client.models()
+        assert client.list_packs() in ([], {"packs": [], "sources": []})
+        with pytest.raises(SpinfError) as refused:
+            client.score(content=[text("hello world")], queries=[query("q", " Is it?", options=[" yes"])])
+        assert (refused.value.status, refused.value.code) == (400, "invalid_template")
+        assert refused.value.param == "scoring.queries.0.template"
 
 
 def test_spinf_client_with_a_token(closed_server: ServerProcess) -> None:
-    model = closed_server.get("/v1/models", headers={"authorization": "Bearer access"}).json()["models"][0]["id"]
-    client = SpinfClient(base_url=closed_server.url, model=model, api_key="access")
-    out = client.score(content=[text("hello world")], queries=[query("q", " Is it?{?}", options=[" yes", " no"])])
-    assert out["results"][0]["queries"][0]["id"] == "q"
+    queries = [query("q", " Is it?{?}", options=[" yes", " no"])]
+    model = served(closed_server, "access")
+    with SpinfClient(base_url=closed_server.url, model=model, api_key="access") as client:
+        assert client.score(content=[text("hello world")], queries=queries)["results"][0]["queries"][0]["id"] == "q"
+    with (
+        SpinfClient(base_url=closed_server.url, model=model, api_key="wrong", tries=1) as client,
+        pytest.raises(SpinfError) as refused,
+    ):
+        client.score(content=[text("hello world")], queries=queries)
+    assert (refused.value.status, refused.value.code) == (401, "invalid_token")
+
+
+def served(server: ServerProcess, token: str = "none") -> str:
+    """The id that the server's model goes by."""
+    found: str = server.get("/v1/models", headers={"authorization": f"Bearer {token}"}).json()["models"][0]["id"]
+    return found

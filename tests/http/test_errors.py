@@ -40,7 +40,10 @@ CASES: dict[str, list[tuple[Any, str | None]]] = {
         (asked(template=" {a b}{?}"), "scoring.queries.0.template"),
     ],
     "unknown_placeholder": [(asked(template=" X{?}", combinations=[{"x": "1"}]), "scoring.queries.0.combinations.0.x")],
-    "missing_value": [(asked(template=" {x}{?}"), None), (asked(options=None), None)],
+    "missing_value": [
+        (asked(template=" {x}{?}"), None),
+        (body_of(queries=[{"id": "q", "template": " Is it?{?}"}]), "scoring.queries.0.options"),
+    ],
     "too_many_options": [(asked(options=[]), "scoring.queries.0.options")],
     "duplicate_option": [(asked(options=[" yes", " YES"]), "scoring.queries.0.options.1")],
     "option_too_long": [(asked(options=[" yes no yes no yes no yes no"]), "scoring.queries.0.options.0")],

@@ -130,8 +130,8 @@ class ServerProcess:
     def _address(self) -> str | None:
         if self.popen.poll() is not None:
             raise AssertionError(f"the server ended with {self.popen.returncode}:\n{self.log}")
-        found = re.search(r"listens on (http://\S+)", self.log)
-        return found[1].rstrip(",") if found else None
+        found = re.search(r'listens on (http://[^\s,"]+)', self.log)
+        return found[1] if found else None
 
     @property
     def log(self) -> str:

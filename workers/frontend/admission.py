@@ -9,6 +9,9 @@ from spinf_serve.protocol.errors import RequestError
 RETRY_AFTER_S = 1
 PATIENCE_S = 1.0
 """A sender is left alone for this long; later the slowest one makes room when every read slot is taken."""
+GRACE_S = 0.5
+GRACE_BYTES = 64 << 10
+"""Without a slot a body may still come in: at once, and within what the HTTP library holds in memory anyway."""
 
 
 @dataclass(eq=False)
@@ -17,6 +20,7 @@ class Reading:
 
     started: float
     evict: Callable[[], None]
+    slotted: bool
     received: int = 0
     evicted: bool = False
 
@@ -42,23 +46,25 @@ class Admission:
     def reading(self, now: float, evict: Callable[[], None]) -> Iterator[Reading]:
         """A read slot, held while a body arrives. Raises `concurrency_limit`.
 
-        Where all are taken the slowest sender loses its slot, so slow senders cannot close the server.
+        Slow senders cannot close the server: where all slots are taken the slowest sender loses his, and before one
+        counts as slow a newcomer is read without a slot, if he hurries.
         """
         self._refuse_when_full()
         if len(self._readings) >= self._most_readings:
-            patient = [reading for reading in self._readings if now - reading.started < PATIENCE_S]
-            slow = self._readings.difference(patient)
-            if not slow:
-                raise busy("too many request bodies are arriving at once")
-            self._evict(min(slow, key=lambda reading: reading.rate(now)))
-        mine = Reading(now, evict)
-        self._readings.add(mine)
+            self._evict_slowest(now)
+        mine = Reading(now, evict, slotted=len(self._readings) < self._most_readings)
+        if mine.slotted:
+            self._readings.add(mine)
         try:
             yield mine
         finally:
             self._readings.discard(mine)
 
-    def _evict(self, victim: Reading) -> None:
+    def _evict_slowest(self, now: float) -> None:
+        slow = [reading for reading in self._readings if now - reading.started >= PATIENCE_S]
+        if not slow:
+            return
+        victim = min(slow, key=lambda reading: reading.rate(now))
         victim.evicted = True
         self._readings.discard(victim)
         victim.evict()

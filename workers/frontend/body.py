@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from starlette.types import Message, Receive
 
 from spinf_serve.protocol.errors import RequestError
-from workers.frontend.admission import Admission, busy
+from workers.frontend.admission import GRACE_BYTES, GRACE_S, Admission, Reading, busy
 
 DISCARD_FACTOR = 8
 DISCARD_S = 5.0
@@ -81,23 +81,31 @@ async def read_body(reader: BodyReader, limit: int, timeout_s: float, admission:
     `timeout_s`, or ClientGone.
     """
     loop = asyncio.get_running_loop()
-    deadline = asyncio.timeout(timeout_s)
-    with admission.reading(loop.time(), evict=lambda: deadline.reschedule(loop.time())) as reading:
-        chunks: list[bytes] = []
-        try:
-            async with deadline:
-                while True:
-                    message = await reader()
-                    if reader.gone:
-                        raise ClientGone
-                    chunks.append(message.get("body", b""))
-                    reading.received = reader.received
-                    if reader.received > limit:
-                        raise too_large(limit)
-                    if reader.whole:
-                        return b"".join(chunks)
-        except TimeoutError:
-            reader.given_up = True
-            if reading.evicted:
-                raise busy("the body came too slowly while others waited") from None
-            raise RequestError("invalid_field", f"the body did not arrive within {timeout_s:g} s", "body") from None
+    reading: Reading | None = None
+    try:
+        async with asyncio.timeout(timeout_s) as deadline:
+            with admission.reading(loop.time(), evict=lambda: deadline.reschedule(loop.time())) as reading:
+                if not reading.slotted:
+                    deadline.reschedule(loop.time() + min(GRACE_S, timeout_s))
+                return await _read_whole(reader, limit, reading)
+    except TimeoutError:
+        reader.given_up = True
+        if reading is not None and (reading.evicted or not reading.slotted):
+            raise busy("the body came too slowly while others waited") from None
+        raise RequestError("invalid_field", f"the body did not arrive within {timeout_s:g} s", "body") from None
+
+
+async def _read_whole(reader: BodyReader, limit: int, reading: Reading) -> bytes:
+    chunks: list[bytes] = []
+    while True:
+        message = await reader()
+        if reader.gone:
+            raise ClientGone
+        chunks.append(message.get("body", b""))
+        reading.received = reader.received
+        if reader.received > limit:
+            raise too_large(limit)
+        if reader.whole:
+            return b"".join(chunks)
+        if not reading.slotted and reader.received > GRACE_BYTES:
+            raise busy("too many request bodies are arriving at once")
