@@ -51,7 +51,7 @@ bench: $(STAMP) ## print the speed figures on this CPU (never part of the tests)
 	@$(BIN)/python -m benchmarks.cpu_speed
 
 lock: $(STAMP) ## pin every dependency again, with hashes and without an index address
-	@$(BIN)/uv pip compile pyproject.toml --extra server --extra demo --group dev --universal --python-version 3.12 \
+	@$(BIN)/uv pip compile pyproject.toml --extra server --extra demo --extra calibrate --group dev --universal --python-version 3.12 \
 	  --generate-hashes --no-emit-index-url --no-header --quiet --output-file requirements.lock
 
 docs: $(STAMP) ## write the generated tables of docs/ again

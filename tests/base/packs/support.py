@@ -194,13 +194,15 @@ def _random_decision(rng: np.random.Generator, ids: list[str], reads: list[dict[
     return decision
 
 
-def random_result(rng: np.random.Generator, pack: dict[str, Any]) -> dict[str, Any]:
-    """One content's results as a response shows them: mostly soft, sometimes extreme, rounded to 6 decimals."""
+def random_result(
+    rng: np.random.Generator, pack: dict[str, Any], scales: tuple[float, ...] = (1.0, 8.0, 40.0)
+) -> dict[str, Any]:
+    """One content's results as a response shows them, rounded to 6 decimals; logits of one of these scales."""
     queries = []
     for query in pack["scoring"]["queries"]:
         combinations = []
         for values in combinations_of(query):
-            logprobs = rng.normal(scale=rng.choice([1.0, 8.0, 40.0]), size=len(query["options"])) - 1
+            logprobs = rng.normal(scale=rng.choice(scales), size=len(query["options"])) - 1
             combinations.append({"values": values, "options": _options(query["options"], logprobs), "residual": 0.0})
         queries.append({"id": query["id"], "combinations": combinations})
     return {"input_id": "0", "queries": queries}
