@@ -102,9 +102,8 @@ def main() -> None:
     print(f"engine        {reads / ours_s:8.1f} questions/s  {len(plan.tokens) / ours_s:8.0f} tokens/s")
     print(f"transformers  {questions / reference_s:8.1f} questions/s  on {questions} of them, contents included")
     print(f"products      {reads / products_s:8.1f} questions/s  the bare linear and head products")
-    print(
-        f"engine = {reads / ours_s / (questions / reference_s):.2f} x transformers, {products_s / ours_s:.2f} of the products"
-    )
+    ratio = reads / ours_s / (questions / reference_s)
+    print(f"engine = {ratio:.2f} x transformers, {products_s / ours_s:.2f} of the products")
 
 
 if __name__ == "__main__":

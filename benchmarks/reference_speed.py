@@ -12,7 +12,7 @@ from spinf_serve.plan import ScorePlan
 
 @dataclass(frozen=True)
 class Question:
-    """A path below the content and the entries read on it: (index on the path, vocabulary id, index in the plan's cols).
+    """A path below the content and the entries read on it: (index on the path, vocabulary id, index in `cols`).
 
     Index -1 is the content's last token.
     """
