@@ -1,7 +1,7 @@
-"""Reads a safetensors snapshot into a model, tensor by tensor, each copied once to where it stays."""
+"""Reads a safetensors snapshot into a model, block by block, each copied once to where it stays."""
 
-import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,10 +9,16 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from workers.engine.errors import LoadError
+from workers.engine.layers.linear import Linear
+from workers.engine.models.config import read_config
+from workers.engine.quant import Fp8Linear, QuantLinear
+from workers.engine.quant.compressed_tensors import Fp8Static, Scales, read_scales
+from workers.engine.quant.fp8 import WEIGHT, unpack
+from workers.engine.quant.linear import Blocks
+from workers.engine.shards import Snapshot, StoredTensor
 
 log = logging.getLogger(__name__)
 
@@ -27,104 +33,161 @@ class Loadable(Protocol):
 
     fusions: ClassVar[dict[str, tuple[str, ...]]]
     prefixes: ClassVar[tuple[tuple[str, str], ...]]
+    decoder: ClassVar[str]
 
     def fused_rows(self, fused: str) -> tuple[int, ...]: ...
     def unused_reason(self, name: str) -> str | None: ...
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+    def get_submodule(self, target: str) -> nn.Module: ...
     def loaded(self) -> None: ...
 
 
-def shard_paths(snapshot_dir: Path) -> list[Path]:
-    """The weight files: those of the index where there is one, else `model.safetensors`. LoadError when one is missing."""
-    index = snapshot_dir / "model.safetensors.index.json"
-    if not index.exists():
-        names = ["model.safetensors"]
-    else:
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise LoadError(f"{index} cannot be read: {error!r}") from None
-    for name in names:
-        if not (snapshot_dir / name).is_file():
-            raise LoadError(f"{snapshot_dir} has no {name}")
-    return [snapshot_dir / name for name in names]
-
-
-def snapshot_tensors(snapshot_dir: Path) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the snapshot by its stored name, mapped from the file and not held: one at a time."""
-    for path in shard_paths(snapshot_dir):
-        try:
-            with safe_open(path, framework="pt") as shard:
-                for name in shard.keys():  # noqa: SIM118 - not a dict
-                    yield name, shard.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise LoadError(f"{path} cannot be read: {error}") from None
-
-
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a checkpoint tensor goes: rows of a parameter."""
+class Place:
+    """Where a checkpoint tensor goes: rows of a parameter of `module`, of which it is the part number `part`."""
 
+    module: nn.Module
     parameter: nn.Parameter
     first_row: int
     rows: int
+    part: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that the checkpoint tensor must have."""
+        return (self.rows, *self.parameter.shape[1:])
 
 
-def _places(model: Loadable) -> dict[str, _Place]:
+def weight_places(model: Loadable) -> dict[str, Place]:
     """Checkpoint name → its place, with fused parameters taken apart by the model's table."""
-    places: dict[str, _Place] = {}
+    places: dict[str, Place] = {}
     for name, parameter in model.named_parameters():
+        module = model.get_submodule(name.rpartition(".")[0])
         fused = next((part for part in name.split(".") if part in model.fusions), None)
         if fused is None:
-            places[name] = _Place(parameter, 0, parameter.shape[0])
+            places[name] = Place(module, parameter, 0, parameter.shape[0], 0)
             continue
         first = 0
-        for part, rows in zip(model.fusions[fused], model.fused_rows(fused), strict=True):
-            places[name.replace(fused, part)] = _Place(parameter, first, rows)
+        for i, (part, rows) in enumerate(zip(model.fusions[fused], model.fused_rows(fused), strict=True)):
+            places[name.replace(fused, part)] = Place(module, parameter, first, rows, i)
             first += rows
     return places
 
 
-def _text_name(model: Loadable, stored: str) -> str:
+def decoder_linears(model: Loadable) -> dict[str, Place]:
+    """The linears that a quantized snapshot stores quantized, by their checkpoint names without `.weight`."""
+    return {
+        name.removesuffix(WEIGHT): place
+        for name, place in weight_places(model).items()
+        if name.startswith(model.decoder) and isinstance(place.module, Linear | QuantLinear)
+    }
+
+
+def text_name(model: Loadable, stored: str) -> str:
+    """The text model's name of a stored tensor."""
     for prefix, replacement in model.prefixes:
         if stored.startswith(prefix):
             return replacement + stored[len(prefix) :]
     return stored
 
 
-def _put(name: str, tensor: Tensor, place: _Place) -> None:
-    """Copy one tensor to its place, converted to the parameter's type."""
-    expected = [place.rows, *place.parameter.shape[1:]]
-    if list(tensor.shape) != expected:
-        raise LoadError(f"weight {name} has shape {list(tensor.shape)}, expected {expected}")
-    if tensor.dtype not in _FLOATS:
-        raise LoadError(f"weight {name} has type {tensor.dtype}: only float32, bfloat16 and float16 are supported")
-    with torch.no_grad():
-        place.parameter[place.first_row : place.first_row + place.rows].copy_(tensor)
+def stored_linears(model: Loadable, snapshot: Snapshot) -> dict[str, str]:
+    """The decoder's linears, stored name → text name. LoadError when the weight of one is missing or stored twice."""
+    linears = decoder_linears(model)
+    stored: dict[str, str] = {}
+    for name in snapshot.tensors:
+        linear = text_name(model, name).removesuffix(WEIGHT)
+        if name.endswith(WEIGHT) and linear in linears:
+            if linear in stored.values():
+                raise LoadError(f"weight {linear} is stored twice: the second time as {name}")
+            stored[name.removesuffix(WEIGHT)] = linear
+    if missing := linears.keys() - set(stored.values()):
+        raise LoadError(f"the snapshot lacks {len(missing)} weights: {', '.join(sorted(missing)[:5])}")
+    return stored
 
 
+def float_blocks(tensor: StoredTensor, scales: Scales | None) -> Blocks:
+    """The tensor's rows as float32, dequantized where it has scales. LoadError for a code that is no number."""
+
+    def blocks() -> Iterator[tuple[int, Tensor]]:
+        for first, rows in tensor.blocks():
+            if scales is None:
+                yield first, rows.float()
+                continue
+            values = unpack(rows, scales.weight)
+            if values.isnan().any():
+                raise LoadError(f"weight {tensor.name} holds a code that is not a number")
+            yield first, values
+
+    return blocks
+
+
+def _put(tensor: StoredTensor, place: Place, scales: Scales | None) -> None:
+    """Copy one tensor to its place: converted to the parameter's type, or in the codes of the place's scheme."""
+    if tensor.shape != place.shape:
+        raise LoadError(f"weight {tensor.name} has shape {list(tensor.shape)}, expected {list(place.shape)}")
+    if scales is None and tensor.torch_dtype not in _FLOATS:
+        raise LoadError(f"weight {tensor.name} has type {tensor.dtype}: only F32, BF16 and F16 are supported")
+    if isinstance(place.module, QuantLinear):
+        _put_codes(tensor, place.module, place.part, scales)
+        return
+    for first, rows in float_blocks(tensor, scales)() if scales is not None else tensor.blocks():
+        place.parameter[place.first_row + first : place.first_row + first + len(rows)] = rows
+
+
+def _put_codes(tensor: StoredTensor, linear: QuantLinear, part: int, scales: Scales | None) -> None:
+    """Codes of the same kind are copied as they are; anything else is quantized from its float32 rows."""
+    if scales is not None and isinstance(linear, Fp8Linear):
+        for _ in float_blocks(tensor, scales)():  # refuses codes that are no number
+            pass
+        linear.put_stored(part, tensor.blocks, scales.weight)
+        linear.input_scales[part] = scales.input
+        return
+    try:
+        linear.put(part, float_blocks(tensor, scales))
+    except ValueError as error:
+        raise LoadError(f"weight {tensor.name} {error}") from None
+
+
+@torch.no_grad()
 def load_weights(model: Loadable, snapshot_dir: Path, on_progress: Progress | None = None) -> None:
-    """Fill every parameter of the model from the snapshot; LoadError when one is missing or one is left over."""
-    places = _places(model)
+    """Fill every parameter of the model from the snapshot; LoadError when one is missing or one is left over.
+
+    A snapshot in static fp8 is dequantized on its way, but into linears of that scheme, which take its codes.
+    """
+    layout = Fp8Static.from_json(read_config(snapshot_dir))
+    places = weight_places(model)
     missing = set(places)
     total = sum(p.numel() * p.element_size() for _, p in model.named_parameters())
     done = 0
     reasons: Counter[str] = Counter()
-    for stored, tensor in snapshot_tensors(snapshot_dir):
-        name = _text_name(model, stored)
-        if name not in places:
-            reason = model.unused_reason(name)
-            if reason is None:
-                raise LoadError(f"the snapshot holds a weight that the model has no place for: {stored}")
-            reasons[reason] += 1
-            continue
-        _put(name, tensor, places[name])
-        missing.discard(name)
-        done += tensor.numel() * places[name].parameter.element_size()
-        if on_progress is not None:
-            on_progress(done, total)
+    with Snapshot(snapshot_dir) as snapshot:
+        scales = _scales(model, layout, snapshot)
+        for stored, tensor in snapshot.tensors.items():
+            name = text_name(model, stored)
+            if name not in places:
+                if stored.rpartition(".")[0] in scales:
+                    continue  # a scale, read already
+                reason = model.unused_reason(name)
+                if reason is None:
+                    raise LoadError(f"the snapshot holds a weight that the model has no place for: {stored}")
+                reasons[reason] += 1
+                continue
+            if name not in missing:
+                raise LoadError(f"weight {name} is stored twice: the second time as {stored}")
+            _put(tensor, places[name], scales.get(stored.removesuffix(WEIGHT)))
+            missing.discard(name)
+            done += math.prod(tensor.shape) * places[name].parameter.element_size()
+            if on_progress is not None:
+                on_progress(done, total)
     if missing:
         raise LoadError(f"the snapshot lacks {len(missing)} weights: {', '.join(sorted(missing)[:5])}")
     model.loaded()
     for reason, count in reasons.items():
         log.info("%d weights are not read: %s", count, reason)
+
+
+def _scales(model: Loadable, layout: Fp8Static | None, snapshot: Snapshot) -> dict[str, Scales]:
+    """The scales of a quantized snapshot by the stored name of the linear; {} for one in full precision."""
+    linears = stored_linears(model, snapshot) if layout is not None else {}
+    return read_scales(layout, {stored: (stored, text) for stored, text in linears.items()}, snapshot.tensors)

@@ -49,13 +49,9 @@ class GemmaConfig:
     @classmethod
     def from_json(cls, config: Json) -> "GemmaConfig":
         """From a whole config.json: of the text model, or of the multimodal one around it."""
-        if config.get("quantization_config") is not None:
-            raise LoadError("config.json: quantization_config is not supported for this family")
         text = config if config["model_type"] == "gemma3_text" else config.get("text_config")
         if not isinstance(text, dict):
             raise LoadError("config.json: text_config is missing")
-        if text.get("quantization_config") is not None:
-            raise LoadError("config.json: quantization_config is not supported for this family")
         require(text, "hidden_activation", "gelu_pytorch_tanh", ("gelu_pytorch_tanh",))
         require(text, "attention_bias", False, (False,))
         require(text, "use_bidirectional_attention", False, (False, None))
@@ -203,6 +199,9 @@ class GemmaModel(nn.Module):
         ("model.language_model.", "model."),
     )
     """Names of the multimodal checkpoints → names of the text model."""
+
+    decoder: ClassVar[str] = "model.layers."
+    """Where the linears begin that a quantized checkpoint stores quantized: all of them do."""
 
     def __init__(self, config: GemmaConfig) -> None:
         super().__init__()

@@ -1,0 +1,52 @@
+"""Puts a scheme's linears in the place of a model's own, before its weights are loaded."""
+
+import torch
+from torch import Tensor, nn
+
+from workers.engine.errors import LoadError
+from workers.engine.quant import Fp8Linear, QuantLinear, make_linear
+from workers.engine.quant.calibration import Calibration
+from workers.engine.weights import Loadable, Place, decoder_linears
+
+
+def use_scheme(model: Loadable, scheme: str) -> None:
+    """Every linear of the decoder layers becomes an empty one of the scheme (`quant.SCHEMES`); the rest stays.
+
+    `load_weights` fills them: it copies codes that are stored in the scheme's own form and quantizes everything else.
+    """
+    parts: dict[nn.Module, list[Place]] = {}
+    for place in decoder_linears(model).values():
+        parts.setdefault(place.module, []).append(place)
+    names = {module: name for name, module in _modules(model).items()}
+    for module, places in parts.items():
+        parent, _, own = names[module].rpartition(".")
+        rows = [place.rows for place in sorted(places, key=lambda place: place.part)]
+        setattr(model.get_submodule(parent), own, make_linear(scheme, places[0].parameter.shape[1], rows))
+
+
+def set_input_scales(model: Loadable, calibration: Calibration) -> None:
+    """The activation scales of a calibration, for a model in `fp8s` whose checkpoint brought none."""
+    linears = decoder_linears(model)
+    calibration.check_names(linears)
+    for name, place in linears.items():
+        if isinstance(place.module, Fp8Linear):
+            place.module.input_scales[place.part] = calibration.scales[name]
+
+
+def check_input_scales(model: Loadable) -> None:
+    """LoadError where a linear in `fp8s` has no activation scale: neither the checkpoint nor a calibration gave one."""
+    for name, place in decoder_linears(model).items():
+        if isinstance(place.module, Fp8Linear) and place.module.static:
+            scale: Tensor = place.module.input_scales[place.part]
+            if not torch.isfinite(scale):
+                raise LoadError(f"{name} has no input_scale: fp8s needs a calibrated checkpoint")
+
+
+def _modules(model: Loadable) -> dict[str, nn.Module]:
+    assert isinstance(model, nn.Module)
+    return dict(model.named_modules())
+
+
+def quant_linears(model: Loadable) -> dict[str, QuantLinear]:
+    """The scheme's linears by module name."""
+    return {name: module for name, module in _modules(model).items() if isinstance(module, QuantLinear)}
