@@ -14,6 +14,7 @@ from spinf_serve.protocol.request import ScoreRequest
 from workers.preprocess.encoder import Encoder
 from workers.preprocess.join import CutContent, cut_content
 from workers.preprocess.layout import ScoreLayout, Usage
+from workers.preprocess.option_touch import OptionTouch
 from workers.preprocess.options import OptionList
 from workers.preprocess.plan_builder import PlanBuilder
 from workers.preprocess.questions import Prompt, Question, QuestionCompiler
@@ -141,21 +142,11 @@ class _Compiler:
 
     def _unmerged(self, contents: list[CutContent], per_input: list[tuple[Question, ...]]) -> tuple[str, ...]:
         """Inputs whose content was not joined as one string: no clean place, or it reaches through to an option."""
+        touch = OptionTouch(self.encoder)
         rows = zip(self.request.inputs, contents, per_input, strict=True)
         return tuple(
-            item.id
-            for item, content, questions in rows
-            if not content.merged or any(_reaches_options(content.tail, question) for question in questions)
+            item.id for item, content, questions in rows if not content.merged or touch.reaches(content.tail, questions)
         )
-
-
-def _reaches_options(tail: str, question: Question) -> bool:
-    """Whether content + template + option would merge over the start of an option, which the template alone allows."""
-    return question.touchable and any(
-        not question.options.merging(tail + prompt.template.text).isdisjoint(question.options.texts)
-        for prompt in question.prompts
-        if prompt.template.touchable
-    )
 
 
 class _Floors:

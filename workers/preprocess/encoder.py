@@ -72,9 +72,11 @@ class Encoder:
 
     def tail_splits(self, tail: str, right: str) -> bool:
         """`splits` for a text whose clean tail is known."""
-        if not tail or not right or self._tokenizer.clean_start(tail[-1] + right[0]) == 1:
-            return True
-        return self.encode(tail + right) == self.encode(tail) + self.encode(right)
+        return self.apart(tail, right) or self.encode(tail + right) == self.encode(tail) + self.encode(right)
+
+    def apart(self, tail: str, right: str) -> bool:
+        """Whether the characters at the joint alone keep the two apart."""
+        return not tail or not right or self._tokenizer.clean_start(tail[-1] + right[0]) == 1
 
     def over(self, text: str, tokens: int) -> bool:
         """Whether `text` has more bytes than that many tokens could hold: then it need not be tokenized."""

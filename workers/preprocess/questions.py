@@ -32,9 +32,9 @@ class Question:
         return sum(prompt.tokens for prompt in self.prompts)
 
     @property
-    def touchable(self) -> bool:
-        """Whether a content may reach through some filled template to the options."""
-        return any(prompt.template.touchable for prompt in self.prompts)
+    def touchable(self) -> list[str]:
+        """The filled templates through which a content may reach to the options."""
+        return [prompt.template.text for prompt in self.prompts if prompt.template.touchable]
 
 
 @dataclass
