@@ -47,13 +47,10 @@ def test_probabilities_that_add_up_to_more_than_one_leave_no_negative_residual(p
 
 
 def test_rounding_never_leaves_a_negative_zero() -> None:
-    assert [str(v) for v in rounded(np.array([-0.0, -4e-7, 4e-7, -6e-7, 0.1234565]))][:4] == [
-        "0.0",
-        "0.0",
-        "0.0",
-        "-1e-06",
-    ]
-    assert rounded(np.array([-12.3456784, 1 / 3])) == [-12.345678, 0.333333]
+    values = rounded(np.array([-0.0, -4e-7, 4e-7, -6e-7]), 6)
+    assert [str(value) for value in values] == ["0.0", "0.0", "0.0", "-1e-06"]
+    assert rounded(np.array([-12.3456784, 1 / 3]), 6) == [-12.345678, 0.333333]
+    assert [str(value) for value in rounded(np.array([-0.0, 1 / 3]), None)] == ["0.0", str(1 / 3)]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

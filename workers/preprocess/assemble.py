@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from spinf_serve.plan import ScoreResult
 from workers.preprocess.layout import ScoreLayout
+from workers.preprocess.pack_results import PackResults
 from workers.preprocess.questions import Question
-from workers.preprocess.readout import Scores, read_scores, rounded
+from workers.preprocess.readout import Scores, read_scores
 
+DECIMALS = 6
 LOW_MASS = 0.9
 """Mean residual above which a query's options are not what the model would say."""
 
@@ -31,8 +31,8 @@ class Answer:
 
 def assemble_response(layout: ScoreLayout, result: ScoreResult, answer: Answer) -> bytes:
     """The response body. Raises `RequestError` engine_error for numbers that are not finite."""
-    scores = read_scores(result.logprobs, layout.reads, layout.gathers)
-    floors = read_scores(result.logprobs, layout.floor_reads, layout.gathers)
+    scores = read_scores(result.logprobs, layout.reads, layout.gathers, DECIMALS)
+    floors = read_scores(result.logprobs, layout.floor_reads, layout.gathers, DECIMALS)
     results = _results(layout, scores, floors)
     fields: dict[str, Any] = {"id": answer.request_id, "object": "score", "created": int(time.time())}
     fields["model"] = answer.model
@@ -110,7 +110,13 @@ def usage_fields(layout: ScoreLayout) -> dict[str, Any]:
             "floor_tokens": usage.floor_tokens,
         },
         "processed_tokens": usage.processed_tokens,
-    }
+    } | pack_usage(layout)
+
+
+def pack_usage(layout: ScoreLayout) -> dict[str, Any]:
+    """The public `usage.packs`, where the call has packs."""
+    packs = layout.request.packs
+    return {"packs": {"count": len(packs), "query_tokens": layout.usage.pack_tokens}} if packs else {}
 
 
 class _Frame:
@@ -122,12 +128,10 @@ class _Frame:
         self.options = [f'{{"text":{dumps(text)},"logprob":' for text in question.query.options]
 
     def combination(self, number: int, scores: Scores, floor: "_Floor | None") -> str:
-        logprobs, p = rounded(scores.logprobs), rounded(scores.p)
-        floors = floor.p if floor else ["null"] * len(p)
-        rows = zip(self.options, logprobs, p, floors, strict=True)
+        floors = floor.p if floor else ["null"] * len(scores.p)
+        rows = zip(self.options, scores.logprobs, scores.p, floors, strict=True)
         options = ",".join(f'{text}{logprob!r},"p":{q!r},"floor_p":{f}}}' for text, logprob, q, f in rows)
-        residual = rounded(np.array([scores.residual]))[0]
-        end = f'"residual":{residual!r},"floor_residual":{floor.residual if floor else "null"}'
+        end = f'"residual":{_decimal(scores.residual)},"floor_residual":{floor.residual if floor else "null"}'
         return f"{self.combinations[number]}{options}],{end}}}"
 
 
@@ -139,22 +143,43 @@ class _Floor:
     residual: str
 
 
+def _decimal(value: float) -> str:
+    return repr(round(value, DECIMALS) + 0.0)
+
+
 def _results(layout: ScoreLayout, scores: Sequence[Scores], floors: Sequence[Scores]) -> str:
     frames = {question: _Frame(question) for question in layout.asked}
-    written = [_Floor([repr(p) for p in rounded(f.p)], repr(rounded(np.array([f.residual]))[0])) for f in floors]
+    written = [_Floor([repr(p) for p in floor.p], _decimal(floor.residual)) for floor in floors]
     floor_of = layout.floor_of.tolist()
+    packs, hidden = [PackResults(use) for use in layout.request.packs], layout.request.hidden
+    hidden_questions = {question for question in layout.asked if question.query in hidden}
     at, results = 0, []
     for item, questions in zip(layout.request.inputs, layout.questions, strict=True):
         queries = []
         for question in questions:
+            if question in hidden_questions:
+                at += len(question.prompts)
+                continue
             frame, rows = frames[question], []
             for number in range(len(question.prompts)):
                 floor = written[floor_of[at]] if floor_of[at] >= 0 else None
                 rows.append(frame.combination(number, scores[at], floor))
                 at += 1
             queries.append(f"{frame.id}{','.join(rows)}]}}")
-        results.append(f'{{"input_id":{dumps(item.id)},"queries":[{",".join(queries)}]}}')
+        entries = _pack_entries(packs, scores, at)
+        results.append(f'{{"input_id":{dumps(item.id)},"queries":[{",".join(queries)}]{entries}}}')
     return ",".join(results)
+
+
+def _pack_entries(packs: Sequence[PackResults], scores: Sequence[Scores], end: int) -> str:
+    """The field `packs` of an input whose prompts end at `end`: the packs' are its last ones."""
+    if not packs:
+        return ""
+    at, entries = end - sum(pack.prompts for pack in packs), []
+    for pack in packs:
+        entries.append(pack.entry(scores[at : at + pack.prompts]))
+        at += pack.prompts
+    return f',"packs":{dumps(entries)}'
 
 
 def _warnings(layout: ScoreLayout, scores: Sequence[Scores]) -> list[dict[str, str]]:
@@ -166,7 +191,10 @@ def _warnings(layout: ScoreLayout, scores: Sequence[Scores]) -> list[dict[str, s
     # Ids of an input's own queries may come again in another input.
     owners = {query: item.id for item in layout.request.inputs for query in item.own}
     message = "the options hold less than a tenth of the probability: the model would say something else"
+    hidden = layout.request.hidden
     for question in layout.asked:
+        if question.query in hidden:
+            continue
         values = residuals[question]
         if question.options.single_tokens and sum(values) > LOW_MASS * len(values):
             warning = {"code": "low_option_mass", "message": message, "query_id": question.query.id}

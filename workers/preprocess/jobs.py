@@ -82,7 +82,7 @@ def assemble_jobs(layout: JobsLayout, result: ScoreResult, answer: Answer) -> by
     results: list[dict[str, Any]] = [
         {
             "id": job.id,
-            "logprobs": [next(scores).logprobs.tolist() for _ in job.prompts],
+            "logprobs": [next(scores).logprobs for _ in job.prompts],
             "packed_tokens": tokens,
             "trees": trees,
         }

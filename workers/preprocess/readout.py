@@ -6,6 +6,7 @@ request holds. Letters: N prompts, O options, S sequences of an option, L tokens
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,28 +19,36 @@ from workers.preprocess.trie import Gather
 F64 = npt.NDArray[np.float64]
 
 _MAX_CHUNK = 1 << 20  # numbers gathered at once: bounds the scratch memory at a few times 8 MiB
-_DECIMALS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """One prompt, not rounded: log-probability and p of each option, and the mass on none of them."""
+    """One prompt: log-probability and p of each option, and the mass on none of them (never rounded)."""
 
-    logprobs: F64  # [O]
-    p: F64  # [O]
+    logprobs: list[float]  # [O]
+    p: list[float]  # [O]
     residual: float
 
 
-def read_scores(logprobs: F32, reads: Reads, gathers: Sequence[Gather]) -> list[Scores]:
-    """The scores of every prompt of `reads`. Raises `RequestError` engine_error for a number that is not finite."""
+def read_scores(logprobs: F32, reads: Reads, gathers: Sequence[Gather], decimals: int | None = None) -> list[Scores]:
+    """The scores of every prompt of `reads`, option numbers rounded to `decimals` if given.
+
+    Raises `RequestError` engine_error for a number that is not finite.
+    """
     scores: list[Scores | None] = [None] * len(reads.starts)
     for number, gather in enumerate(gathers):
         prompts = np.flatnonzero(reads.gathers == number)
         for part in _chunks(prompts, gather):
             values = option_logprobs(logprobs, reads.starts[part], gather)
-            p, residuals = softmax(values), residual(values)
-            for row, prompt in enumerate(part.tolist()):
-                scores[prompt] = Scores(values[row], p[row], float(residuals[row]))
+            rows = zip(
+                part.tolist(),
+                rounded(values, decimals),
+                rounded(softmax(values), decimals),
+                residual(values).tolist(),
+                strict=True,
+            )
+            for prompt, *row in rows:
+                scores[prompt] = Scores(*row)
     return [score for score in scores if score is not None]
 
 
@@ -100,7 +109,6 @@ def _row_sums(x: F64) -> F64:
     return np.asarray(np.cumsum(x, axis=1)[:, -1])
 
 
-def rounded(values: F64) -> list[float]:
-    """Six decimals, never -0.0."""
-    numbers: list[float] = (np.round(values, _DECIMALS) + 0.0).tolist()
-    return numbers
+def rounded(values: F64, decimals: int | None) -> Any:
+    """`values` as nested lists, rounded if `decimals` is given, never -0.0."""
+    return ((values if decimals is None else np.round(values, decimals)) + 0.0).tolist()
