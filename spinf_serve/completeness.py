@@ -22,7 +22,7 @@ def check_snapshot(directory: Path) -> list[Path]:
         if not (directory / name).is_file():
             raise SnapshotError(f"incomplete snapshot {directory}: {name} is missing")
     single = (directory / "model.safetensors").exists()
-    shards = _indexed_shards(directory) if (directory / INDEX).exists() else {"model.safetensors": None}
+    shards = indexed_shards(directory) if (directory / INDEX).exists() else {"model.safetensors": None}
     if single and "model.safetensors" not in shards:
         raise SnapshotError(f"ambiguous snapshot {directory}: model.safetensors is not among the shards of {INDEX}")
     if not single and "model.safetensors" in shards:
@@ -32,7 +32,7 @@ def check_snapshot(directory: Path) -> list[Path]:
     return [directory / name for name in sorted(shards)]
 
 
-def _indexed_shards(directory: Path) -> dict[str, Any]:
+def indexed_shards(directory: Path) -> dict[str, Any]:
     """File name → names of the tensors that the index expects in it."""
     path = directory / INDEX
     try:
@@ -49,7 +49,7 @@ def _indexed_shards(directory: Path) -> dict[str, Any]:
     return shards
 
 
-def check_shard(path: Path, tensors: list[str] | None) -> None:
+def check_shard(path: Path, tensors: list[str] | None = None) -> None:
     """Compare a file's length with its header: 8 bytes of header length, a JSON header, the data it describes."""
     try:
         size = path.stat().st_size

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 import spinf_serve
+from spinf_serve.hub.resolve import head
 from spinf_serve.refusal import StartRefused
 
 MANIFEST_DIRS_ENV = "SPINF_MANIFEST_DIRS"
@@ -159,11 +160,15 @@ class Manifest(_Table):
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """What the user's MODEL and `--model-dir` mean: a manifest, a local snapshot if one was named, the name used."""
+    """What the user's MODEL and `--model-dir` mean: a manifest, a local snapshot if one was named, the name used.
+
+    `notes`: what the log should say about how it was found.
+    """
 
     manifest: Manifest
     directory: Path | None
     requested: str
+    notes: tuple[str, ...] = ()
 
 
 def builtin_dir() -> Path:
@@ -229,7 +234,8 @@ class Catalog:
     def resolve(self, model: str, model_dir: str | None = None) -> ModelChoice:
         """Find what MODEL names: an id or alias, a Hub repository, or a local snapshot directory, in this order.
 
-        Raises `ManifestError` for a name that means nothing, and for a directory that cannot be served.
+        A Hub repository that no manifest describes is asked for its head and its config.json. Raises `StartRefused` for
+        a name that means nothing, and for a directory or repository that cannot be served.
         """
         directory = None if model_dir is None else user_path(model_dir).absolute()
         manifest = self._by_name.get(model.casefold()) or self._by_repo(model)
@@ -247,10 +253,8 @@ class Catalog:
                 f"({', '.join(sorted(manifest.id for manifest in self.manifests))})"
             )
         if directory is None:
-            raise ManifestError(
-                f"no manifest describes the Hub repository {model!r}, and this version downloads no weights: "
-                "give its local snapshot with --model-dir DIR"
-            )
+            found = head(model)
+            return ModelChoice(synthesize(model, found.directory, found.revision), None, model, (found.note,))
         return ModelChoice(synthesize(model, directory), directory, model)
 
     def _by_repo(self, model: str) -> Manifest | None:
@@ -291,18 +295,31 @@ def family_of(config: dict[str, Any], where: str) -> str:
     return family
 
 
-def synthesize(model_id: str, directory: Path) -> Manifest:
-    """The manifest of a snapshot directory that has none: the family from config.json, the usual limits."""
+def synthesize(model_id: str, directory: Path, hub_revision: str | None = None) -> Manifest:
+    """The manifest of a snapshot directory that has none: the family from config.json, the usual limits.
+
+    With `hub_revision` it is the Hub repository `model_id` at that commit, of which `directory` may hold no more than
+    config.json.
+    """
     config = read_model_config(directory)
-    family = family_of(config, str(directory))
+    family = family_of(config, model_id if hub_revision else str(directory))
     return Manifest(
         id=re.sub(r"\s+", "-", model_id)[-200:],
         name=model_id,
         status="available",
         family=family,  # type: ignore[arg-type]  # a key of FAMILIES
         capabilities=("score",),
+        source=Source(repo=model_id, revision=hub_revision, format=_format_of(config)) if hub_revision else None,
         limits=ManifestLimits(token_budget=16_384, max_tokens=min(65_536, trained_positions(config) or 65_536)),
     )
+
+
+def _format_of(config: dict[str, Any]) -> Literal["safetensors-bf16", "fp8-static", "gptq-int4-g32"]:
+    quantization = config.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    if method == "compressed-tensors":
+        return "fp8-static"
+    return "gptq-int4-g32" if method == "gptq" else "safetensors-bf16"
 
 
 def trained_positions(config: dict[str, Any]) -> int | None:

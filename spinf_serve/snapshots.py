@@ -19,7 +19,16 @@ from pathlib import Path
 
 from spinf_serve.completeness import SnapshotError, check_snapshot
 from spinf_serve.config import ServedModel
-from spinf_serve.manifests import CAPABILITIES, ModelChoice, family_of, read_model_config, user_path
+from spinf_serve.hub.cache import revision_of
+from spinf_serve.hub.resolve import snapshot
+from spinf_serve.manifests import (
+    CAPABILITIES,
+    SERVED_FAMILIES,
+    ModelChoice,
+    family_of,
+    read_model_config,
+    user_path,
+)
 
 Progress = Callable[[str], None]
 REVISION_FILE = ".revision"
@@ -49,30 +58,59 @@ def describe(choice: ModelChoice) -> ServedModel:
 def resolve(choice: ModelChoice, on_progress: Progress | None = None) -> ServedModel:
     """Find (for the demo: make) the model's complete snapshot, and say what it is.
 
-    Raises `StartRefused`. The revision is a hash of the content, so that two sets of weights never share a fingerprint.
+    Raises `StartRefused`. The revision is the Hub's commit, or a hash of the content where a directory was named or
+    converted: two sets of weights never share a fingerprint.
     """
     progress = on_progress or (lambda _message: None)
     served = describe(choice)
+    for note in choice.notes:
+        progress(note)
     if choice.directory is not None:
         directory = choice.directory
         shards = check_snapshot(directory)
-        family = family_of(read_model_config(directory), str(directory))
-        if family != choice.manifest.family:
-            raise SnapshotError(
-                f"{directory} holds a {family} model, {choice.manifest.id} is {choice.manifest.family}: "
-                "to serve the directory as it is, give it as MODEL"
-            )
+        _check_family(choice, directory)
+        _tell_revision(choice, directory, progress)
         progress(f"hashing the weights in {directory}")
         revision = content_revision(directory, shards)
     elif choice.manifest.source is not None and choice.manifest.source.package is not None:
         directory = package_snapshot(choice, progress)
         revision = (directory / REVISION_FILE).read_text(encoding="ascii")
     else:
-        raise SnapshotError(
-            f"the weights of {choice.manifest.id} are not here, and this version downloads none: "
-            "give a local snapshot with --model-dir DIR"
-        )
+        directory, revision = _hub_snapshot(choice, progress)
     return replace(served, revision=revision, snapshot_dir=str(directory.resolve()))
+
+
+def _hub_snapshot(choice: ModelChoice, progress: Progress) -> tuple[Path, str]:
+    """The snapshot of the manifest's repository and its commit. The family is checked before anything is downloaded."""
+    manifest = choice.manifest
+    source = manifest.source
+    if source is None or source.repo is None or source.revision is None:
+        raise SnapshotError(f"no weights of {manifest.id} are published: give a local snapshot with --model-dir DIR")
+    if manifest.family not in SERVED_FAMILIES:
+        supported = ", ".join(SERVED_FAMILIES)
+        raise SnapshotError(f"the family {manifest.family} of {manifest.id} is not supported yet ({supported} are)")
+    directory = snapshot(source.repo, source.revision, lambda found: _check_family(choice, found), progress)
+    return directory, source.revision
+
+
+def _check_family(choice: ModelChoice, directory: Path) -> None:
+    family = family_of(read_model_config(directory), str(directory))
+    if family != choice.manifest.family:
+        raise SnapshotError(
+            f"{directory} holds a {family} model, {choice.manifest.id} is {choice.manifest.family}: "
+            "to serve the directory as it is, give it as MODEL"
+        )
+
+
+def _tell_revision(choice: ModelChoice, directory: Path, progress: Progress) -> None:
+    """Log that a named directory stands in for the pinned revision."""
+    source = choice.manifest.source
+    if source is None or source.repo is None:
+        return
+    found, _reason = revision_of(directory)
+    if found != source.revision:
+        what = f"revision {found}" if found else "a snapshot of an unknown revision"
+        progress(f"serving {what} from {directory}, not the pinned {source.revision} of {source.repo}")
 
 
 def content_revision(directory: Path, shards: list[Path]) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from spinf_serve.cli.options import fail, load_or_exit, refuse_unstartable, with_settings
+from spinf_serve.progress import for_standard_error
 from spinf_serve.protocol.errors import RequestError
 from spinf_serve.protocol.ids import new_request_id
 from spinf_serve.refusal import StartRefused
@@ -53,5 +54,5 @@ def _read_request(request: str) -> bytes:
 def _score(settings: Settings, body: bytes, request_id: str) -> bytes:
     from spinf_serve.engine_api import Engine  # loads torch
 
-    with Engine.from_settings(settings, on_progress=lambda message: print(message, file=sys.stderr)) as engine:
+    with Engine.from_settings(settings, on_progress=for_standard_error()) as engine:
         return engine.score_bytes(body, request_id)

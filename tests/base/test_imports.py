@@ -20,6 +20,8 @@ HEAVY = (
     "uvicorn",
     "zmq",
     "gguf",
+    "httpx",
+    "huggingface_hub",
 )
 PROCESSES = ("frontend", "preprocess", "engine")
 # Inside the engine: a folder may import those that stand after it.
