@@ -45,6 +45,16 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class PackFile:
+    """One version of a prompt pack that this server has, as its file stands. `default`: who names no version gets it."""
+
+    id: str
+    version: str
+    default: bool
+    content: bytes  # b"" while the version is coming soon
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     model: ServedModel
     device: str = "cuda:0"
@@ -62,6 +72,7 @@ class PreprocessConfig:
     max_tokens: int = 65_536
     max_body_bytes: int = 2 << 20  # bound of a decompressed body
     debug: bool = False
+    pack_files: tuple[PackFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +90,5 @@ class FrontendConfig:
     metrics_auth: bool = False
     debug: bool = False
     log_format: str = "text"
+    pack_files: tuple[PackFile, ...] = ()
+    pack_listing: bytes = b'{"packs":[],"sources":[]}'  # the answer of GET /v1/packs

@@ -34,7 +34,11 @@ def probabilities(options: Sequence[Mapping[str, Any]], answers: str) -> list[fl
     """`p` as it is, or the log-probabilities renormalised over the options."""
     if answers == "p":
         return [float(option["p"]) for option in options]
-    logprobs = [float(option["logprob"]) for option in options]
+    return renormalised([float(option["logprob"]) for option in options])
+
+
+def renormalised(logprobs: Sequence[float]) -> list[float]:
+    """The probabilities of options among themselves, from their log-probabilities."""
     top = max(logprobs)
     weights = [math.exp(x - top) for x in logprobs]
     total = math.fsum(weights)

@@ -10,21 +10,31 @@ MESSAGE_JOINER = "\n\n"
 
 _DETAILS = ("low", "auto", "high")
 _REMOTE = re.compile(r"\s*([a-z][a-z0-9+.-]*:)?//", re.IGNORECASE)
+_KINDS = {"image_url": "image", "input_audio": "audio", "video": "video"}
 _MAX_TIME = 1e9
 """Seconds: a bound for a frame's time that no video reaches."""
 
 
-def read_messages(messages: list[Any], place: Place, faults: Faults) -> str:
+Refused = Callable[[str], str | None]
+"""Why a media kind (image, audio, video) is refused beside what the model reads, or None."""
+
+
+def no_kind_refused(kind: str) -> None:
+    """Leaves every kind to the model."""
+
+
+def read_messages(messages: list[Any], place: Place, faults: Faults, refused: Refused = no_kind_refused) -> str:
     """The text of a message list; a faulty message contributes what is readable of it.
 
     Roles are accepted and not rendered. Text parts of one message are joined as they are, messages by a blank line.
+    `refused` says which media kinds the call's packs do not read.
     """
     if not messages:
         faults.add(place, "invalid_field", "must hold at least one message")
-    return MESSAGE_JOINER.join(_message(message, place.item(i), faults) for i, message in enumerate(messages))
+    return MESSAGE_JOINER.join(_message(message, place.item(i), faults, refused) for i, message in enumerate(messages))
 
 
-def _message(message: Any, place: Place, faults: Faults) -> str:
+def _message(message: Any, place: Place, faults: Faults, refused: Refused) -> str:
     if not isinstance(message, dict):
         faults.add(place, "invalid_field", "must be an object")
         return ""
@@ -37,10 +47,10 @@ def _message(message: Any, place: Place, faults: Faults) -> str:
         fields.fault("content", "must be a string or a list of parts" if "content" in fields else "missing")
         return ""
     at = fields.place("content")
-    return "".join(_part(part, at.item(i), faults) for i, part in enumerate(content))
+    return "".join(_part(part, at.item(i), faults, refused) for i, part in enumerate(content))
 
 
-def _part(part: Any, place: Place, faults: Faults) -> str:
+def _part(part: Any, place: Place, faults: Faults, refused: Refused) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text":
         return Fields(part, place, faults).string("text", required=True) or ""
@@ -50,6 +60,8 @@ def _part(part: Any, place: Place, faults: Faults) -> str:
     else:
         fields = Fields(part, place, faults)
         read(fields)
+        if message := refused(_KINDS[str(kind)]):
+            faults.add(place.end(), "pack_media_not_supported", message)
         faults.add(place.end(), "media_not_supported", f"the served model does not read {kind} parts")
     return ""
 

@@ -33,6 +33,11 @@ _STATUS: dict[int, tuple[str, ...]] = {
         "generation_disabled",
         "reserved_group",
         "unknown_pack",
+        "unknown_pack_version",
+        "pack_not_available",
+        "pack_conflict",
+        "pack_media_not_supported",
+        "unknown_category",
     ),
     401: ("invalid_token",),
     404: ("not_found",),
@@ -64,8 +69,8 @@ MAX_MESSAGE = 500
 class RequestError(Exception):
     """A request's refusal. `param` is a dotted path into the request, or None; `retry_after` is whole seconds.
 
-    `status` overrides the table only where one code has two statuses (`unknown_pack`: 400 in a request, 404 on
-    download).
+    `status` overrides the table only where one code has two statuses (`unknown_pack` and `unknown_pack_version`: 400
+    in a request, 404 on download).
     """
 
     code: str

@@ -5,6 +5,7 @@ from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
+from spinf_serve.packs.use import PackUses
 from spinf_serve.protocol.content import read_messages
 from spinf_serve.protocol.document import Fields, Place
 from spinf_serve.protocol.queries import MAX_ID_CHARS, Query, QueryList, QueryRules, read_queries
@@ -36,6 +37,7 @@ class InputReader:
     body: Fields
     rules: QueryRules
     shared: QueryList
+    packs: PackUses
     max_prompts: int
     ids: set[str] = field(default_factory=set)
 
@@ -46,6 +48,10 @@ class InputReader:
     @cached_property
     def _shared_prompts(self) -> int:
         return sum(len(query.combinations) for query in self.shared.queries)
+
+    @cached_property
+    def _pack_prompts(self) -> int:
+        return sum(len(query.combinations) for query in self.packs.queries)
 
     @cached_property
     def _shared_place(self) -> Place:
@@ -74,9 +80,10 @@ class InputReader:
         if messages is None:
             return ()
         place = self.body.place("messages")
-        text = read_messages(messages, place, self.body.faults)
+        text = read_messages(messages, place, self.body.faults, self.packs.refused)
+        text = self.packs.wrap(text, None, self.body, "messages")
         item = Input(SINGLE_INPUT_ID, text, self.shared.queries, (), place)
-        if self.shared.known and not self.shared.count:
+        if self.shared.known and not self.shared.count and self.packs.known and not self.packs.sent:
             self.body.faults.add(self._shared_place, "empty_queries", "the request has no queries")
         self._bound_prompts(item, self._shared_place)
         return (item,)
@@ -94,10 +101,8 @@ class InputReader:
         self.ids.add(input_id or "")
         messages = fields.items("messages", required=True)
         at = fields.place("messages")
-        text = "" if messages is None else read_messages(messages, at, faults)
-        parameters = fields.object("parameters")
-        if parameters is not None:
-            parameters.refuse_unknown(())
+        text = "" if messages is None else read_messages(messages, at, faults, self.packs.refused)
+        text = self.packs.wrap(text, fields.object("parameters"), fields)
         kept = self._kept(fields)
         own = read_queries(fields, self.rules, kept)
         shared = self.shared.queries
@@ -126,7 +131,7 @@ class InputReader:
         return frozenset(kept)
 
     def _refuse_empty(self, fields: Fields, kept: frozenset[str], own: QueryList) -> None:
-        if own.count or not own.known or not self.shared.known:
+        if own.count or not own.known or not self.shared.known or self.packs.sent or not self.packs.known:
             return
         if fields.value.get("query_ids") == []:
             fields.fault("query_ids", "this input keeps no query and has none of its own", "empty_queries")
@@ -136,6 +141,7 @@ class InputReader:
     def _bound_prompts(self, item: Input, place: Place) -> None:
         shared, own = item.shared, item.own
         prompts = self._shared_prompts if shared is self.shared.queries else sum(len(q.combinations) for q in shared)
-        if prompts + sum(len(query.combinations) for query in own) > self.max_prompts:
+        prompts += self._pack_prompts + sum(len(query.combinations) for query in own)
+        if prompts > self.max_prompts:
             message = f"an input is asked more than {self.max_prompts} prompts"
             self.body.faults.add(place, "too_many_prompts", message)

@@ -46,6 +46,7 @@ class Query:
     place: Place
     template_place: Place
     options_place: Place
+    of_pack: bool = False  # its author's templates may be as long as they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,8 @@ class QueryRules:
     empty_floor: bool
     case_insensitive: bool
     max_options: int
+    taken: frozenset[str] = frozenset()  # ids of the packs' queries
+    reserved: frozenset[str] = frozenset()  # groups of the packs
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,9 @@ def read_queries(fields: Fields, rules: QueryRules, taken: Set[str] = frozenset(
         query_fields = Fields(entry, place.item(i), fields.faults)
         query_id = query_fields.string("id", max_chars=MAX_ID_CHARS, required=True)
         if query_id is not None:
-            if query_id in ids or query_id in taken:
+            if query_id in rules.taken:
+                query_fields.fault("id", "a pack of this call has a query with this id", "duplicate_id")
+            elif query_id in ids or query_id in taken:
                 query_fields.fault("id", "another query of this input has this id", "duplicate_id")
             ids.add(query_id)
         query = _query(query_fields, query_id or "", rules)
@@ -97,6 +102,8 @@ def _query(fields: Fields, query_id: str, rules: QueryRules) -> Query | None:
     template = _template(fields)
     empty_floor = fields.boolean("empty_floor", rules.empty_floor)
     group = fields.string("group", max_chars=MAX_ID_CHARS)
+    if group in rules.reserved:
+        fields.fault("group", "this group belongs to a pack of this call", "reserved_group")
     options = _options(fields, rules)
     combinations = _combinations(fields, template)
     if template is None:

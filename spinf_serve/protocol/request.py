@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spinf_serve.config import Limits, ServedModel
+from spinf_serve.packs.use import PackUse, PackUses, Shelf, case_conflicts, read_packs
 from spinf_serve.protocol.document import Faults, Fields, Place
 from spinf_serve.protocol.errors import RequestError
 from spinf_serve.protocol.inputs import Input, InputReader
@@ -17,7 +18,7 @@ from spinf_serve.protocol.queries import Query, QueryList, QueryRules, read_quer
 MAX_ENDPOINT_CHARS = 128
 
 _SCORING_FIELDS = frozenset({"queries", "packs", "empty_floor", "case_insensitive"})
-_PACK_FIELDS = frozenset({"id", "version", "context", "decision", "include_queries"})
+_NO_PACKS = Shelf()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class ScoreRequest:
 
     model     as requested, or None
     limits    the caller's, capped by the server's
+    packs     asked to every input, after its own queries
     """
 
     model: str | None
@@ -35,18 +37,35 @@ class ScoreRequest:
     case_insensitive: bool
     limits: Limits
     faults: Faults
+    packs: tuple[PackUse, ...] = ()
+
+    @property
+    def packed(self) -> tuple[Query, ...]:
+        """The packs' queries."""
+        return tuple(query for use in self.packs for query in use.queries)
+
+    @property
+    def hidden(self) -> frozenset[Query]:
+        """The packs' queries whose results the caller did not ask for."""
+        return frozenset(query for use in self.packs if not use.include_queries for query in use.queries)
 
     def asked(self) -> list[Query]:
-        """Every query that some input is asked, once, in request order: shared ones, then each input's own."""
+        """Every query that some input is asked, once, in request order: shared ones, each input's own, the packs'."""
         used: set[Query] = set()
         for shared in {id(item.shared): item.shared for item in self.inputs}.values():
             used.update(shared)
         kept = [query for query in self.shared if query in used]
-        return kept + [query for item in self.inputs for query in item.own]
+        return kept + [query for item in self.inputs for query in item.own] + list(self.packed)
 
 
 def read_request(
-    body: Any, served: ServedModel, limits: Limits, *, trusted: bool = False, needs_scoring: bool = False
+    body: Any,
+    served: ServedModel,
+    limits: Limits,
+    *,
+    trusted: bool = False,
+    needs_scoring: bool = False,
+    shelf: Shelf = _NO_PACKS,
 ) -> ScoreRequest:
     """Reads a parsed JSON body. `needs_scoring`: the chat route's rule. Faults stay in the result's `faults`."""
     if not isinstance(body, dict):
@@ -61,9 +80,9 @@ def read_request(
         fields.fault("stream", "nothing is streamed")
     if needs_scoring and body.get("scoring") is None:
         fields.fault("scoring", "the request has no scoring", "scoring_required")
-    rules, shared = _scoring(fields, limits)
-    inputs = InputReader(fields, rules, shared, limits.max_prompts_per_input).read()
-    return ScoreRequest(model, endpoint, inputs, shared.queries, rules.case_insensitive, limits, faults)
+    rules, shared, packs = _scoring(fields, limits, shelf)
+    inputs = InputReader(fields, rules, shared, packs, limits.max_prompts_per_input).read()
+    return ScoreRequest(model, endpoint, inputs, shared.queries, rules.case_insensitive, limits, faults, packs.uses)
 
 
 def _model(fields: Fields, served: ServedModel) -> str | None:
@@ -74,32 +93,22 @@ def _model(fields: Fields, served: ServedModel) -> str | None:
     return model
 
 
-def _scoring(fields: Fields, limits: Limits) -> tuple[QueryRules, QueryList]:
+def _scoring(fields: Fields, limits: Limits, shelf: Shelf) -> tuple[QueryRules, QueryList, PackUses]:
     scoring = fields.object("scoring")
     if scoring is None:
-        return QueryRules(True, True, limits.max_options), QueryList(known="scoring" not in fields)
+        rules = QueryRules(True, True, limits.max_options)
+        return rules, QueryList(known="scoring" not in fields), PackUses(known="scoring" not in fields)
     scoring.refuse_unknown(_SCORING_FIELDS)
+    packs = read_packs(scoring, shelf)
+    case_insensitive = scoring.boolean("case_insensitive", True)
+    if packs.case_insensitive is not None:
+        case_conflicts(packs, scoring)
+        case_insensitive = packs.case_insensitive
     rules = QueryRules(
         empty_floor=scoring.boolean("empty_floor", True),
-        case_insensitive=scoring.boolean("case_insensitive", True),
+        case_insensitive=case_insensitive,
         max_options=limits.max_options,
+        taken=frozenset(query.id for query in packs.queries),
+        reserved=frozenset(use.pack.model.group for use in packs.uses),
     )
-    _packs(scoring)
-    return rules, read_queries(scoring, rules)
-
-
-def _packs(scoring: Fields) -> None:
-    """Checks the shape of `packs`, then refuses each entry: this server has no packs."""
-    place = scoring.place("packs")
-    for i, entry in enumerate(scoring.items("packs") or ()):
-        if not isinstance(entry, dict):
-            scoring.faults.add(place.item(i), "invalid_field", "must be an object")
-            continue
-        pack = Fields(entry, place.item(i), scoring.faults)
-        pack.refuse_unknown(_PACK_FIELDS)
-        for name in ("version", "context"):
-            pack.string(name)
-        pack.boolean("include_queries", False)
-        pack.object("decision")
-        if pack.string("id", required=True) is not None:
-            pack.fault("id", "this server has no such pack", "unknown_pack")
+    return rules, read_queries(scoring, rules), packs

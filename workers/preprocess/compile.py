@@ -47,7 +47,10 @@ class _Compiler:
         questions = self._questions()
         contents = [self._content(item) for item in self.request.inputs]
         self.request.faults.check()
-        per_input = [tuple(questions[query] for query in (*item.shared, *item.own)) for item in self.request.inputs]
+        packed = self.request.packed
+        per_input = [
+            tuple(questions[query] for query in (*item.shared, *item.own, *packed)) for item in self.request.inputs
+        ]
         floors = _Floors(per_input)
         usage = self._usage(contents, per_input, floors.prompts)
         builder, forests = PlanBuilder(), ForestBuilder()
@@ -71,7 +74,8 @@ class _Compiler:
     def _bound_prompts(self) -> None:
         """Before anything is tokenized: a prompt counts as a token at least, whatever its template holds."""
         most = self.request.limits.max_processed_tokens
-        prompts, by_list = 0, dict[int, int]()
+        packed = sum(len(query.combinations) for query in self.request.packed)
+        prompts, by_list = packed * len(self.request.inputs), dict[int, int]()
         for item in self.request.inputs:
             if id(item.shared) not in by_list:
                 by_list[id(item.shared)] = sum(len(query.combinations) for query in item.shared)
@@ -84,7 +88,7 @@ class _Compiler:
         """The compiled form of every query, also of a shared one that no input keeps: its faults count too."""
         request = self.request
         compiler = QuestionCompiler(self.encoder, request.limits, request.case_insensitive, request.faults)
-        queries = [*request.shared, *(query for item in request.inputs for query in item.own)]
+        queries = [*request.shared, *(query for item in request.inputs for query in item.own), *request.packed]
         compiled = {query: compiler.compile(query) for query in queries}
         return {query: question for query, question in compiled.items() if question is not None}
 
@@ -103,6 +107,7 @@ class _Compiler:
         usage = Usage(
             content_tokens=sum(content.tokens for content in contents),
             query_tokens=sum(question.tokens for questions in per_input for question in questions),
+            pack_tokens=sum(q.tokens for questions in per_input for q in questions if q.query.of_pack),
             floor_tokens=sum(prompt.tokens for prompt in floors),
             prompts=sum(len(question.prompts) for questions in per_input for question in questions),
             floor_prompts=len(floors),
@@ -141,9 +146,15 @@ class _Compiler:
         return forests.build(list(groups.values()), len(prompts))
 
     def _unmerged(self, contents: list[CutContent], per_input: list[tuple[Question, ...]]) -> tuple[str, ...]:
-        """Inputs whose content was not joined as one string: no clean place, or it reaches through to an option."""
+        """Inputs whose content was not joined as one string: no clean place, or it reaches through to an option.
+
+        Of the packs' questions only those count whose results are shown.
+        """
         touch = OptionTouch(self.encoder)
-        rows = zip(self.request.inputs, contents, per_input, strict=True)
+        packed, hidden = len(self.request.packed), self.request.hidden
+        shown = tuple(q for questions in per_input[:1] for q in questions[-packed:] if q.query not in hidden)
+        seen = [questions[:-packed] + shown for questions in per_input] if packed else per_input
+        rows = zip(self.request.inputs, contents, seen, strict=True)
         return tuple(
             item.id for item, content, questions in rows if not content.merged or touch.reaches(content.tail, questions)
         )

@@ -14,6 +14,7 @@ class Usage:
 
     content_tokens: int
     query_tokens: int
+    pack_tokens: int  # of the query tokens, those of packs
     floor_tokens: int
     prompts: int
     floor_prompts: int
@@ -39,7 +40,7 @@ class Reads:
 class ScoreLayout:
     """The response's frame.
 
-    questions     per input, what it is asked
+    questions     per input, what it is asked: its own questions, then the packs'
     reads         the prompts, by input, question and combination
     floor_reads   the distinct floors
     floor_of      [N] int32: the floor of each prompt, -1 without one

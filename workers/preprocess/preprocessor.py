@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from spinf_serve.config import PreprocessConfig
+from spinf_serve.packs.use import Shelf
 from spinf_serve.plan import ScorePlan, ScoreResult
 from spinf_serve.protocol.body import decode_body
 from spinf_serve.protocol.errors import RequestError
@@ -77,6 +78,7 @@ class Preprocessor:
     def __init__(self, config: PreprocessConfig, tokenizer: Tokenizer) -> None:
         self.config = config
         self._encoder = Encoder(tokenizer)
+        self._shelf = Shelf.of(config.pack_files)
 
     def prepare(self, body: bytes, header: RequestHeader) -> Prepared:
         """Parses, checks and compiles one body. Raises `RequestError` with the first fault in document order."""
@@ -85,7 +87,9 @@ class Preprocessor:
         if header.route == V0_SCORE:
             return self._prepare_jobs(value, header, started)
         config, chat = self.config, header.route == CHAT
-        request = read_request(value, config.model, config.limits, trusted=header.trusted, needs_scoring=chat)
+        request = read_request(
+            value, config.model, config.limits, trusted=header.trusted, needs_scoring=chat, shelf=self._shelf
+        )
         compiled = compile_request(request, self._encoder, config.max_tokens)
         answer = self._answer(header, started, model=request.model or config.model.id)
         usage = compiled.layout.usage

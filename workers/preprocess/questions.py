@@ -57,7 +57,8 @@ class QuestionCompiler:
         prompts = []
         for values in query.combinations:
             # The bound comes before filling: a value may be repeated more often than memory allows.
-            if query.template.filled_chars(values) > self.limits.max_query_tokens * self.encoder.max_token_bytes:
+            most = self.limits.max_query_tokens * self.encoder.max_token_bytes
+            if not query.of_pack and query.template.filled_chars(values) > most:
                 self._too_long(query)
                 continue
             text = query.template.fill(values)
@@ -65,7 +66,7 @@ class QuestionCompiler:
             if faults.before(query.template_place):
                 continue  # only an option that was sent before the template can still be reported
             template, tokens = self._template(text)
-            if tokens > self.limits.max_query_tokens:
+            if not query.of_pack and tokens > self.limits.max_query_tokens:
                 self._too_long(query)
             if not text and not self.encoder.bos:
                 faults.add(query.template_place, "invalid_field", "this model needs text before the slot")
