@@ -170,8 +170,11 @@ def test_more_prompts_than_tokens_are_refused_before_they_are_filled(tokenizer: 
     values = {name: [str(i) for i in range(10)] for name in "abc"}
     wide = query("{a}{b}{c}?{?}", combinations="all", values=values)
     inputs = [item(str(i), queries=[wide | {"id": "o"}, wide | {"id": "w"}]) for i in range(1100)]
-    prep = preprocessor(Untouchable(tokenizer), max_body_bytes=1 << 24)
+    closed = Untouchable(tokenizer)
+    closed.encode = lambda text: pytest.fail("something was tokenized")  # type: ignore[method-assign]
+    prep = preprocessor(closed, max_body_bytes=1 << 24)
     assert refusal(prep, {"inputs": inputs, "scoring": {}}) == ("request_too_large", None)
+    assert refusal(prep, {"inputs": inputs, "scoring": {}, "model": "other"}) == ("model_not_served", "model")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pytest
 
 from tests.support.requests import answer, body, query, refusal
 from workers.preprocess.encoder import Encoder
+from workers.preprocess.option_touch import OptionTouch
 from workers.preprocess.options import OptionList, case_forms
 from workers.preprocess.preprocessor import Preprocessor
 from workers.preprocess.tokenizer import ContentTokenizer
@@ -115,3 +116,12 @@ def test_one_list_is_encoded_once() -> None:
     assert options.merging("a:") is merging
     assert options.reading(merging) is options.reading(frozenset({"yes"}))
     assert options.reading(frozenset()) is not options.reading(merging)
+
+
+def test_the_join_warning_tries_a_bounded_number_of_strings() -> None:
+    encoder = Encoder(Letters("bc"))
+    options = OptionList.encode(("c", "d"), False, encoder)
+    for tail, left, reaches in [("ab", 9, True), ("ac", 9, False), ("ac", 1, True), ("", 0, False)]:
+        touch = OptionTouch(encoder, left)
+        assert touch.merges(tail, options) == reaches
+        assert touch.merges(tail, options) == reaches

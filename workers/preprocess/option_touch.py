@@ -19,7 +19,7 @@ class OptionTouch:
     """
 
     encoder: Encoder
-    _left: int = _MAX_TRIED
+    left: int = _MAX_TRIED
     _touchable: dict[Question, list[str]] = field(default_factory=dict)
     _tails: dict[str, str] = field(default_factory=dict)
     _known: dict[tuple[str, OptionList], bool] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class OptionTouch:
     def reaches(self, tail: str, questions: tuple[Question, ...]) -> bool:
         """Whether content + template + option merges over an option's start for any of the questions."""
         return any(
-            self._merges(self._clean_tail(tail + text), question.options)
+            self.merges(self._clean_tail(tail + text), question.options)
             for question in questions
             for text in self._texts(question)
         )
@@ -44,7 +44,8 @@ class OptionTouch:
             tail = self._tails[text] = self.encoder.clean_tail(text)
         return tail
 
-    def _merges(self, tail: str, options: OptionList) -> bool:
+    def merges(self, tail: str, options: OptionList) -> bool:
+        """Whether one of the options merges with `tail`, a text up to whose start nothing reaches."""
         merges = self._known.get((tail, options))
         if merges is None:
             merges = self._known[tail, options] = any(self._merges_with(tail, text) for text in options.texts)
@@ -53,5 +54,5 @@ class OptionTouch:
     def _merges_with(self, tail: str, option: str) -> bool:
         if self.encoder.apart(tail, option):
             return False
-        self._left -= 1
-        return self._left < 0 or not self.encoder.tail_splits(tail, option)
+        self.left -= 1
+        return self.left < 0 or not self.encoder.tail_splits(tail, option)
