@@ -84,6 +84,14 @@ def prep_answer(prep: Preprocessor, prepared: Any, result: ScoreResult) -> None:
     assert "NaN" not in text
 
 
+def test_an_option_without_any_possible_spelling_is_an_engine_error(prep: Preprocessor) -> None:
+    for floor in (True, False):
+        value = body(scoring={"queries": [query()], "case_insensitive": False, "empty_floor": floor})
+        with pytest.raises(RequestError) as error:
+            respond(prep, value, [-1.0, -1.0, -math.inf, -1.0] if floor else [-math.inf, -1.0])
+        assert error.value.code == "engine_error"
+
+
 def test_another_number_of_values_is_an_engine_error(prep: Preprocessor) -> None:
     prepared = prep.prepare(to_bytes(body()), header())
     result = run_plan(prepared.plan)
