@@ -5,6 +5,8 @@ from typing import Annotated
 import typer
 
 from spinf_serve import __version__
+from spinf_serve.cli.calibrate import calibrate
+from spinf_serve.cli.quantize import quantize
 from spinf_serve.cli.score import score
 from spinf_serve.cli.serve import serve
 
@@ -18,6 +20,8 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(score)
+app.command()(calibrate)
+app.command()(quantize)
 
 
 def _print_version(value: bool) -> None:

@@ -73,18 +73,20 @@ def export_fp8(
     target_dir: Path,
     calibration: Calibration,
     *,
+    name: str | None = None,
     card: Path | None = None,
     on_progress: Report | None = None,
 ) -> None:
     """Write `target_dir`, which must not exist. LoadError for a source or calibration that cannot be used.
 
+    name  what the source is called; by default what its path says
     card  a README.md for the new checkpoint; the source's own is then kept as README.source.md
     """
     report = on_progress or (lambda _line: None)
     if os.path.lexists(target_dir):
         raise LoadError(f"{target_dir} exists already: nothing is overwritten")
     report(f"hashing the weights in {source_dir}")
-    source = source_of(source_dir)
+    source = source_of(source_dir, name)
     if calibration.weights_digest != source.weights:
         raise LoadError(
             f"the calibration belongs to other weights ({calibration.weights_digest}) than {source_dir} holds "
@@ -239,8 +241,13 @@ def _record(
         "linears": len(plan.linears),
         "changed": changed,
         "kept": kept,
-        "tools": {"spinf_serve": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "tools": tool_versions(),
     }
+
+
+def tool_versions() -> dict[str, str]:
+    """What computed the codes."""
+    return {"spinf_serve": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
