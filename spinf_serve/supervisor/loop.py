@@ -58,7 +58,7 @@ class Supervisor:
         self._run_dir = run_dir
         self._sockets = list(sockets)
         self._signals = signals
-        self._inbox = Inbox(run_dir.socket("control"), FOR_SUPERVISOR)
+        self._inbox = Inbox(run_dir.control, FOR_SUPERVISOR)
         self._choice = settings.choice()
         self._described = describe(self._choice)
         self._resolution = Resolution(self._choice)
@@ -76,6 +76,11 @@ class Supervisor:
         self._stop_deadline = 0.0
         self._calls: int | None = None  # the frontend's last count of calls in flight, while stopping
         self._turn = time.monotonic()
+
+    @property
+    def resolving(self) -> bool:
+        """A snapshot is still being prepared in a thread."""
+        return self._resolution.running
 
     def run(self) -> int:
         """Serve until the end; every child is dead when this returns the exit code."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from spinf_serve import logs
-from spinf_serve.supervisor.rundir import owner_pid
+from spinf_serve.supervisor.rundir import CONTROL, child_socket, owner_pid
 from spinf_serve.wire.child import Stop
 from spinf_serve.wire.errors import QueueFull, WireError
 from spinf_serve.wire.queues import Inbox, Outbox, close_context, ipc_address
@@ -68,9 +68,9 @@ class Member:
         self.progress = Progress()
         self._supervisor_pid = owner_pid(run_dir)
         self._die_with_supervisor()
-        self._control = ipc_address(str(run_dir / "control.sock"))
+        self._control = ipc_address(str(run_dir / CONTROL))
         self.supervisor = Outbox(self._control)
-        self.inbox = Inbox(str(run_dir / f"{self.name}.sock"), FOR_ROLE[role])
+        self.inbox = Inbox(child_socket(run_dir, role, os.getpid()), FOR_ROLE[role])
         self.waiting: deque[Any] = deque()  # came before the set-up was done
         self._stop_beating = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)

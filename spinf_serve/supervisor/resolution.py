@@ -24,6 +24,11 @@ class Resolution:
     def done(self) -> bool:
         return self.model is not None or self.refusal is not None
 
+    @property
+    def running(self) -> bool:
+        """It cannot be interrupted: a process that ends meanwhile must not wait for it."""
+        return self._thread.is_alive()
+
     def _run(self, choice: ModelChoice) -> None:
         try:
             self.model = resolve(choice, on_progress=log.info)

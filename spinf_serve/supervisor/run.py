@@ -1,6 +1,7 @@
 """`spinf-serve serve`: bind, make the run directory, run the loop, clean up. Runs in the main thread."""
 
 import logging
+import os
 import sys
 
 from spinf_serve import __version__, logs
@@ -26,21 +27,28 @@ def run_server(settings: Settings) -> int:
         return refuse(str(error), exit_codes.FAILED)
     signals = Signals()
     run_dir = None
+    supervisor = None
     try:
         run_dir = RunDir.create(settings.ipc_dir)
         for warning in settings.warnings():
             log.warning(warning)
         urls = ", ".join(url_of(opened) for opened in sockets)
         log.info("spinf-serve %s listens on %s", __version__, urls)
-        return Supervisor(settings, run_dir, sockets, signals).run()
+        supervisor = Supervisor(settings, run_dir, sockets, signals)
+        code = supervisor.run()
     except StartRefused as error:
-        return refuse(str(error), exit_codes.FAILED)
+        code = refuse(str(error), exit_codes.FAILED)
     finally:
         for opened in sockets:
             opened.close()
         if run_dir is not None:
             run_dir.remove()
         signals.restore()
+    if supervisor is not None and supervisor.resolving:
+        # The interpreter would wait for the thread's own workers (hashing gigabytes) before it ends.
+        logging.shutdown()
+        os._exit(code)
+    return code
 
 
 def refuse(reason: str, code: int) -> int:

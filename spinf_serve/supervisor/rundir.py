@@ -1,7 +1,7 @@
 """The private run directory that holds the processes' sockets: made, found stale, removed.
 
-Its file `owner` says which supervisor it belongs to: "<pid> <start time>". The supervisor also holds a lock on that
-file while it lives: the lock tells across containers that share a directory, the pid tells where locks do not work.
+Its file `supervisor.pid` says which supervisor it belongs to: "<pid> <start time>". The supervisor also holds a lock on
+that file while it lives: the lock tells across containers that share a directory, the pid where locks do not work.
 """
 
 import fcntl
@@ -16,10 +16,11 @@ from spinf_serve.wire.errors import WireError
 from spinf_serve.wire.queues import ipc_address
 
 PREFIX = "spinf-serve-"
-OWNER = "owner"
-LONGEST_SOCKET = "preprocess-4194304.sock"  # the largest pid of a 64-bit Linux
+OWNER = "supervisor.pid"
+CONTROL = "control"
+LONGEST_SOCKET = "p4194304"  # the largest pid of a 64-bit Linux
 UNCLAIMED_S = 60.0
-"""A directory without an owner file is its maker's for this long, then left over from a crash."""
+"""An empty directory is its maker's for this long, then left over from a crash."""
 
 
 class RunDir:
@@ -56,9 +57,10 @@ class RunDir:
         os.write(fd, f"{os.getpid()} {start_time(os.getpid())}".encode())
         return cls(path, fd)
 
-    def socket(self, name: str) -> str:
-        """Path of the socket file of a process."""
-        return str(self.path / f"{name}.sock")
+    @property
+    def control(self) -> str:
+        """Path of the supervisor's socket file."""
+        return str(self.path / CONTROL)
 
     def remove(self) -> None:
         """Delete the directory and all that is in it."""
@@ -69,6 +71,11 @@ class RunDir:
 def _default_bases() -> list[Path]:
     candidates = [os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"]
     return [Path(base) for base in dict.fromkeys(candidates) if base and os.path.isdir(base)]
+
+
+def child_socket(run_dir: Path, role: str, pid: int) -> str:
+    """Path of a child's socket file, short: with its directories it must fit a socket address."""
+    return str(run_dir / f"{role[0]}{pid}")
 
 
 def start_time(pid: int) -> int | None:
@@ -97,23 +104,26 @@ def clean_stale(base: Path) -> list[Path]:
             info = path.lstat()
             if path.is_symlink() or not path.is_dir() or info.st_uid != os.getuid():
                 continue
-            if _is_stale(path, info.st_mtime):
+            if (path / OWNER).exists():
+                if not _is_stale(path):
+                    continue
                 shutil.rmtree(path, ignore_errors=True)
-                removed.append(path)
+            elif time.time() - info.st_mtime > UNCLAIMED_S:
+                path.rmdir()  # nothing but an empty one can be known to be ours
+            else:
+                continue
+            removed.append(path)
         except OSError:
             continue
     return removed
 
 
-def _is_stale(path: Path, modified: float) -> bool:
-    try:
-        fd = os.open(path / OWNER, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return time.time() - modified > UNCLAIMED_S
+def _is_stale(path: Path) -> bool:
+    fd = os.open(path / OWNER, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         pid, started = [*os.read(fd, 100).decode("ascii", "replace").split(), "", ""][:2]
-        return not pid.isdecimal() or str(start_time(int(pid))) != started
+        return pid.isdecimal() and started.isdecimal() and str(start_time(int(pid))) != started
     except OSError:  # somebody holds the lock
         return False
     finally:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes.acts import hold_engine, in_background, wait_in_flight
 from tests.support.server import ServerProcess, body_of
 
 CLIENTS = 200
@@ -84,8 +85,6 @@ def test_two_hundred_clients_against_five_places(small_server: ServerProcess) ->
 
 def test_calls_of_different_callers_share_a_pass(small_server: ServerProcess) -> None:
     """And their numbers are the ones that each gets alone."""
-    from tests.processes.test_deaths import hold_engine, in_background, wait_in_flight
-
     contents = [f"hello world {i}" for i in range(5)]
     alone = [small_server.post(body_of(content)).json()["results"] for content in contents]
     passes = small_server.metric("spinf_pass_tokens_count")

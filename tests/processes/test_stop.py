@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.processes.test_deaths import hold_engine, in_background, wait_in_flight
+from tests.processes.acts import hold_engine, in_background, wait_in_flight
 from tests.support.server import ServerProcess, body_of, slow_body, stat_of, wait_for
 
 

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 STATS_S = 0.25
+REMEMBERED_LOSSES = 64
 Key = tuple[str, str]
 """(worker, request id): a retry of a request comes from another worker."""
 
@@ -41,6 +42,7 @@ class Post:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._outboxes: dict[str, Outbox] = {}
         self._workers: dict[str, str] = {}  # name → address
+        self._gone: deque[str] = deque(maxlen=REMEMBERED_LOSSES)
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sockets", daemon=True)
         self._thread.start()
@@ -80,7 +82,8 @@ class Post:
         while True:
             try:
                 for message in self._member.inbox.take():
-                    self._note_worker(message)
+                    if not self._note_worker(message):
+                        continue
                     with self._news:
                         self._arrived.append(message)
                         self._news.notify()
@@ -88,13 +91,18 @@ class Post:
             except WireError as error:
                 log.error("a message was refused", extra=facts(error=str(error)))
 
-    def _note_worker(self, message: Any) -> None:
+    def _note_worker(self, message: Any) -> bool:
+        """Keep the addresses up to date; False for a plan that came later than the news of its worker's death."""
         if isinstance(message, ScoreJob):
+            if message.worker in self._gone:
+                return False
             self._workers[message.worker] = message.reply_to
         elif isinstance(message, WorkerGone):
+            self._gone.append(message.worker)
             address = self._workers.pop(message.worker, "")
             if outbox := self._outboxes.pop(address, None):
                 outbox.close()
+        return True
 
     def _deliver(self) -> None:
         while self._leaving:

@@ -1,7 +1,8 @@
 """Which worker gets which request, and what becomes of requests whose worker dies. A plain object without sockets.
 
-Work is handed out by credit, oldest first. A request that was with a dying worker is tried once more, and then alone on
-its worker: if that one dies too, nobody else is hurt and there is no doubt whose fault it was.
+Work is handed out by credit, oldest first; a worker's next credit says that the request is prepared. When a worker
+dies, the request that it was preparing is to blame, and is tried once more; what only waited for the engine goes
+elsewhere without blame. Of a worker that prepared nothing every request is to blame: any of them may have ended it.
 """
 
 from collections import deque
@@ -39,7 +40,7 @@ class _Worker:
     inbox: str
     credits: int = 0
     holds: set[str] = field(default_factory=set)  # request ids
-    alone: bool = False  # it holds a suspect and gets nothing else
+    preparing: str | None = None  # handed out since the last credit
 
 
 class Dispatcher:
@@ -89,19 +90,16 @@ class Dispatcher:
     def _take_back(self, entry: _Open) -> None:
         worker = self._workers.get(entry.worker or "")
         if worker is not None:
-            self._release(worker, entry.work.request_id)
+            worker.holds.discard(entry.work.request_id)
             self._post(worker.inbox, CancelWork(entry.work.request_id))
-
-    @staticmethod
-    def _release(worker: _Worker, request_id: str) -> None:
-        worker.holds.discard(request_id)
-        worker.alone = worker.alone and bool(worker.holds)
 
     def credit(self, message: Credit) -> None:
         """A worker can take one more request."""
         if message.worker in self._lost:
             return
-        self._workers.setdefault(message.worker, _Worker(message.inbox)).credits += 1
+        worker = self._workers.setdefault(message.worker, _Worker(message.inbox))
+        worker.credits += 1
+        worker.preparing = None
         self._hand_out()
 
     def answer(self, message: Answer) -> None:
@@ -111,7 +109,7 @@ class Dispatcher:
             self.dropped += 1
             return
         if entry.worker == message.worker:
-            self._release(self._workers[message.worker], message.request_id)
+            self._workers[message.worker].holds.discard(message.request_id)
         else:  # the first attempt was answered after all
             self._take_back(entry)
         entry.deliver(message)
@@ -123,18 +121,20 @@ class Dispatcher:
         worker = self._workers.pop(name, None)
         if worker is None:
             return None
-        for request_id in sorted(worker.holds, reverse=True):
-            self._retry(self._open[request_id])
+        blamed = worker.holds if worker.preparing is None else {worker.preparing}
+        for request_id in sorted(worker.holds, reverse=True):  # the oldest comes to stand first
+            self._retry(self._open[request_id], blamed=request_id in blamed)
         self._hand_out()
         return worker.inbox
 
-    def _retry(self, entry: _Open) -> None:
+    def _retry(self, entry: _Open, *, blamed: bool) -> None:
         request_id = entry.work.request_id
-        if entry.work.attempt >= MAX_ATTEMPTS:
+        if blamed and entry.work.attempt >= MAX_ATTEMPTS:
             del self._open[request_id]
             entry.deliver(RequestError("engine_error", "the processes that worked on this request died"))
             return
-        entry.work = replace(entry.work, attempt=entry.work.attempt + 1)
+        if blamed:
+            entry.work = replace(entry.work, attempt=entry.work.attempt + 1)
         entry.worker = None
         self._queue.appendleft(request_id)
 
@@ -144,7 +144,7 @@ class Dispatcher:
             if entry is None or entry.worker is not None:  # answered or cancelled since
                 self._queue.popleft()
                 continue
-            name = self._choose(entry)
+            name = self._choose()
             if name is None:
                 return
             worker = self._workers[name]
@@ -154,14 +154,15 @@ class Dispatcher:
             self._queue.popleft()
             worker.credits -= 1
             worker.holds.add(entry.work.request_id)
-            worker.alone = entry.suspect
+            worker.preparing = entry.work.request_id
             entry.worker = name
 
-    def _choose(self, entry: _Open) -> str | None:
-        """The worker with a credit that holds least; for a suspect one that holds nothing."""
-        able = [
-            name
-            for name, worker in self._workers.items()
-            if worker.credits > 0 and not worker.alone and not (entry.suspect and worker.holds)
-        ]
-        return min(able, key=lambda name: len(self._workers[name].holds), default=None)
+    def _choose(self) -> str | None:
+        """Of the workers with a credit, one that holds no suspect, and then the one that holds least."""
+
+        def risk(name: str) -> tuple[bool, int]:
+            holds = self._workers[name].holds
+            return any(self._open[request_id].suspect for request_id in holds), len(holds)
+
+        able = [name for name, worker in self._workers.items() if worker.credits > 0]
+        return min(able, key=risk, default=None)

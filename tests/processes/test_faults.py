@@ -1,0 +1,155 @@
+"""Faults planted into single processes from outside (a `sitecustomize` on their path): what nobody expects."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.processes.acts import hold_engine, in_background, wait_in_flight
+from tests.support.server import ROOT, ServerProcess, body_of, stat_of, wait_for
+
+PLANT = """
+import sys
+argv = sys.orig_argv
+if "workers.{role}" in argv:
+{code}
+"""
+
+
+def planted(folder: Path, role: str, code: str) -> dict[str, str]:
+    """Environment in which every process of a role runs `code` at its start."""
+    folder.mkdir(exist_ok=True)
+    indented = "\n".join(f"    {line}" for line in code.splitlines())
+    (folder / "sitecustomize.py").write_text(PLANT.format(role=role, code=indented))
+    return {"PYTHONPATH": f"{folder}:{ROOT}"}
+
+
+BROKEN_PREPROCESSOR = """
+import workers.preprocess.preprocessor as module
+kept_prepare, kept_assemble = module.Preprocessor.prepare, module.Preprocessor.assemble
+def prepare(self, body, header):
+    if b"POISON" in body:
+        import os
+        os._exit(77)
+    if b"SURPRISE" in body:
+        raise ZeroDivisionError("SURPRISE is what the content said")
+    return kept_prepare(self, body, header)
+def assemble(self, prepared, result):
+    if prepared.log["inputs"] == 3:
+        raise ZeroDivisionError("three")
+    return kept_assemble(self, prepared, result)
+module.Preprocessor.prepare, module.Preprocessor.assemble = prepare, assemble
+"""
+
+
+def test_one_request_never_takes_another_down(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """An unexpected exception: that request alone fails, without its content in the log. One that kills every worker
+    that touches it fails alone as well, with others in flight beside it.
+    """
+    env = planted(tmp_path / "plant", "preprocess", BROKEN_PREPROCESSOR)
+    with ServerProcess(tiny_checkpoint, tmp_path, env=env) as server:
+        surprise = server.post(body_of("SURPRISE"))
+        assert (surprise.status_code, surprise.json()["error"]["code"]) == (500, "engine_error")
+        assert "SURPRISE" not in surprise.text
+        inputs = [{"id": str(i), "messages": [{"content": "x"}]} for i in range(3)]
+        late = server.post({"inputs": inputs, "scoring": body_of()["scoring"]})
+        assert (late.status_code, late.json()["error"]["code"]) == (500, "engine_error")
+        wait_for(lambda: "ZeroDivisionError" in server.log, "the traceback in the log")
+        assert "SURPRISE" not in server.log
+
+        go_on = hold_engine(server)
+        try:
+            others = [in_background(lambda: server.post(body_of())) for _ in range(3)]
+            wait_in_flight(server, 3)
+            poison = server.post(body_of("POISON"))
+        finally:
+            go_on()
+        assert (poison.status_code, poison.json()["error"]["code"]) == (500, "engine_error")
+        assert [call.result(60).status_code for call in others] == [200] * 3
+        assert server.metric("spinf_workers_lost_total") == 2
+        wait_for(lambda: len(server.children("preprocess")) == 2, "a full pool again")
+        assert server.post(body_of()).status_code == 200
+
+
+def test_engine_that_fails_as_a_whole_is_restarted(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    code = """
+import pathlib
+import workers.engine.scheduler as module
+kept = module.Scheduler.next_pass
+def next_pass(self):
+    flag = pathlib.Path(FLAG)
+    if flag.exists():
+        flag.unlink()
+        raise RuntimeError("the device is gone")
+    return kept(self)
+module.Scheduler.next_pass = next_pass
+""".replace("FLAG", repr(str(tmp_path / "flag")))
+    env = planted(tmp_path / "plant", "engine", code)
+    with ServerProcess(tiny_checkpoint, tmp_path, env=env) as server:
+        assert server.post(body_of()).status_code == 200
+        (tmp_path / "flag").touch()
+        answer = server.post(body_of())
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_unavailable")
+        wait_for(lambda: server.log.count("started engine-") == 2, "the next engine")
+        server.wait_ready()
+        assert server.post(body_of()).status_code == 200
+        assert "the device is gone" in server.log
+
+
+@pytest.mark.parametrize("role", ["frontend", "preprocess", "engine"])
+def test_another_protocol_version_is_refused(tiny_checkpoint: Path, tmp_path: Path, role: str) -> None:
+    """At the handshake, with a clear line and exit code 1."""
+    env = planted(tmp_path / "plant", role, "import spinf_serve.wire.codec as c\nc.PROTOCOL_VERSION = 99")
+    with ServerProcess(tiny_checkpoint, tmp_path, ready=False, env=env) as server:
+        assert server.wait() == 1
+        assert "speaks wire protocol version 99, this process 1: two versions of spinf-serve" in server.log
+
+
+def test_workers_that_never_come_up_end_the_start(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """A crash loop ends in a decided way: growing waits, then exit code 1, nothing left."""
+    env = planted(tmp_path / "plant", "frontend", "import os\nos._exit(9)")
+    with ServerProcess(tiny_checkpoint, tmp_path, ready=False, env=env) as server:
+        children = server.children()
+        assert server.wait(60) == 1
+        assert "the frontend process died again and again before it was ready" in server.log
+        assert server.log.count("started frontend-") == 5
+        assert not [pid for pid in children if stat_of(pid)]
+        assert server.run_dirs() == []
+
+
+def test_broken_tokenizer_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    for path in tiny_checkpoint.iterdir():
+        (snapshot / path.name).write_bytes(path.read_bytes())
+    (snapshot / "tokenizer.json").write_text('{"version": "1.0"}')
+    with ServerProcess(snapshot, tmp_path, ready=False) as server:
+        assert server.wait() == 1
+        assert "spinf-serve: the tokenizer cannot be loaded" in server.log
+
+
+def test_foreign_workers_folder_is_not_imported(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Started where somebody else's package `workers` lies."""
+    for name in ("frontend", "preprocess", "engine"):
+        (tmp_path / "workers" / name).mkdir(parents=True)
+        (tmp_path / "workers" / name / "__main__.py").write_text("raise SystemExit('a stranger')")
+    (tmp_path / "workers" / "__init__.py").touch()
+    with ServerProcess(tiny_checkpoint, tmp_path, cwd=tmp_path) as server:
+        assert server.post(body_of()).status_code == 200
+        assert "a stranger" not in server.log
+
+
+def test_whole_group_may_be_stopped_and_continued(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Ctrl-Z and fg: silence that the supervisor slept through kills nobody."""
+    with ServerProcess(tiny_checkpoint, tmp_path) as server:
+        before = server.children()
+        for pid in (server.popen.pid, *before):
+            os.kill(pid, signal.SIGSTOP)
+        wait_for(lambda: (stat_of(server.popen.pid) or "?")[0] == "T", "the stop")
+        time.sleep(6)  # longer than the frontend and the workers may be silent
+        for pid in (*before, server.popen.pid):
+            os.kill(pid, signal.SIGCONT)
+        assert server.post(body_of()).status_code == 200
+        assert server.children() == before
