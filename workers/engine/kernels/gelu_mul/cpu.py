@@ -1,9 +1,10 @@
-"""gelu_tanh(x) = x · (1 + tanh(u)) / 2 = x / (1 + exp(-2u)), u = √(2/π) · (x + 0.044715·x³), spelled with ops that round
-each element alike wherever it stands. For x far below zero exp overflows to infinity and the value is a right zero.
+"""gelu_tanh(x) = x · (1 + tanh(u)) / 2 = x / (1 + exp(-2u)), u = √(2/π) · (x + 0.044715·x³), spelled with ops that
+round each element alike wherever it stands. For x far below zero exp overflows to infinity and the value is a right zero.
 """
 
 import math
 
+import torch
 from torch import Tensor
 
 _C1 = -2.0 * math.sqrt(2.0 / math.pi)
@@ -15,4 +16,4 @@ def gelu_mul(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     out = gate * gate
     out.mul_(_C3).add_(_C1).mul_(gate).exp_().add_(1.0)
-    return out.reciprocal_().mul_(gate).mul_(up)
+    return torch.div(gate, out, out=out).mul_(up)
