@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.requests import answer, body, query, refusal
+from tests.support.requests import answer, body, preprocessor, query, refusal
 from workers.preprocess.encoder import Encoder
 from workers.preprocess.option_touch import OptionTouch
 from workers.preprocess.options import OptionList, case_forms
@@ -125,3 +125,13 @@ def test_the_join_warning_tries_a_bounded_number_of_strings() -> None:
         touch = OptionTouch(encoder, left)
         assert touch.merges(tail, options) == reaches
         assert touch.merges(tail, options) == reaches
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "told"), [("a", ["c", "d"], True), ("x", ["c"], False), ("a", ["d"], False)]
+)
+def test_a_content_that_reaches_through_a_short_template(content: str, options: list[str], told: bool) -> None:
+    """b and c are apart, but a, b and c are one token: the option keeps its own token, and the caller is told."""
+    prep = preprocessor(Letters("abc"))
+    got = answer(prep, body(query("b{?}", options), content=content))
+    assert [w["code"] for w in got["warnings"]] == (["join_not_merged"] if told else [])
