@@ -1,7 +1,7 @@
 """Job sets: articles, each asked many fixed-choice questions, as `/v1/score` bodies.
 
-A job set is JSON (also gzipped): `{"jobs": [{"id", "text", "cells": [{"cell", "template", "phrase", "pair"}]}]}`. A cell
-is one question: the template with `{X}` for the text and `{F}` for the phrase, and the two answers.
+A job set is JSON (also gzipped): `{"jobs": [{"id", "text", "cells": [{"cell", "template", "phrase", "pair"}]}]}`.
+A cell is one question: the template with `{X}` for the text and `{F}` for the phrase, and the two answers.
 """
 
 import gzip

@@ -2,6 +2,6 @@
 
 import os
 
-# Threads that wait for each other sleep instead of spinning. Spinning is no faster on an idle machine and ten times slower
-# where other processes (the preprocess pool, on a small host) want the same cores. Read by the OpenMP library as it loads.
+# Threads that wait for each other sleep instead of spinning. Spinning is ten times slower where other processes (the
+# preprocess pool, on a small host) want the same cores. The OpenMP library reads it as it loads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

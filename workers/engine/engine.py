@@ -66,7 +66,7 @@ class ScoringEngine:
         model_facts = model_config(Path(config.model.snapshot_dir))
         model = GemmaModel(model_facts)
         load_weights(model, Path(config.model.snapshot_dir), _percent_reporter(on_progress))
-        rule, invariant = verify_invariance(model.product_shapes(), model_facts.hidden_size, model_facts.layout)
+        rule, invariant = verify_invariance(model.product_shapes(), model_facts.hidden_size, model.head_dims())
         facts = score_facts(config.model, scheme, rule)
         info = EngineInfo(
             fingerprint=fingerprint(facts),
@@ -125,7 +125,7 @@ class ScoringEngine:
         self.info = replace(self.info, warmup_s=time.monotonic() - started)
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the load, gauges of now, and `pass_samples` = (tokens, occupancy) per pass since the last call."""
+        """Counters since the load, gauges of now, and (tokens, occupancy) of each pass since the last call."""
         return {
             "passes": self._stats.passes,
             "failed_passes": self._stats.failed_passes,

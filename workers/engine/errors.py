@@ -4,4 +4,4 @@ from spinf_serve.refusal import StartRefused
 
 
 class LoadError(StartRefused):
-    """The snapshot or its configuration cannot be served: no retry cures it, and the message says which part and why."""
+    """The snapshot or its configuration cannot be served, no retry cures it; the message says which part and why."""

@@ -12,8 +12,8 @@ class RowRule:
     """How many rows a product may have.
 
     multiple  rows are padded to a multiple of this (a few rows go to a matrix-vector routine, which sums otherwise)
-    fixed     None: any such count gives the same bits. A number: the library failed the sweep, and every product runs in
-              pieces of exactly this many rows, copied to aligned memory
+    fixed     None: any such count gives the same bits. A number: the library failed the sweep, and every product runs
+              in pieces of exactly this many rows, copied to aligned memory
     """
 
     multiple: int = 16

@@ -1,5 +1,6 @@
 """gelu_tanh(x) = x · (1 + tanh(u)) / 2 = x / (1 + exp(-2u)), u = √(2/π) · (x + 0.044715·x³), spelled with ops that
-round each element alike wherever it stands. For x far below zero exp overflows to infinity and the value is a right zero.
+round each element alike wherever it stands. For x far below zero exp overflows to infinity and the value is a right
+zero.
 """
 
 import math

@@ -1,8 +1,8 @@
 """tree_attention: every row of the pass attends to its own path through chains of K/V segments.
 
 A row's bits depend on the keys, values and positions of its path alone: the path is reduced in blocks of fixed size by
-path position (block = position // B), whatever the row's place in the stream, the other branches, the way a chain is cut
-into segments, and whether a segment lies in this pass or in a store.
+path position (block = position // B), whatever the row's place in the stream, the other branches, the way a chain is
+cut into segments, and whether a segment lies in this pass or in a store.
 """
 
 from collections.abc import Sequence

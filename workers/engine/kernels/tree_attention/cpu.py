@@ -1,8 +1,9 @@
 """Tree attention with library products: big ones over the shared blocks, batched ones over the gathered tails.
 
 Per group of rows and key/value head: scores of all visible path blocks in one buffer whose column is the path position,
-one softmax whose sums are taken block by block, and one product per block added in path order. A masked or absent position
-has the weight 0 exactly, and adding zeros changes no bits; absent positions point at zero rows, never at another request's.
+one softmax whose sums are taken block by block, and one product per block added in path order. A masked or absent
+position has the weight 0 exactly, and adding zeros changes no bits; absent positions point at zero rows, never at
+another request's.
 """
 
 from collections.abc import Sequence
@@ -55,7 +56,7 @@ class AttentionPlan:
 
 
 def _hidden(positions: Tensor, columns: Tensor, window: int | None) -> Tensor:
-    """positions [C, R], path positions of the columns → [C, R, 1, columns], True where the row does not see the column."""
+    """positions [C, R], columns' path positions → [C, R, 1, columns], True where the row does not see the column."""
     p, c = positions[:, :, None, None], columns[None, None, None, :]
     hidden = c > p
     return hidden if window is None else hidden | (c <= p - window)
@@ -139,7 +140,7 @@ def _tail(sources: Sequence[Tensor], group: StagedGroup) -> Tensor:
 
 
 def _softmax(scores: Tensor) -> Tensor:
-    """scores [M, columns] → exp(scores - largest) in place; returns the row sums [M, 1], taken block by block in order."""
+    """scores [M, columns] → exp(scores - largest) in place; returns the row sums [M, 1], added block by block."""
     scores.sub_(scores.amax(dim=1, keepdim=True)).exp_()
     blocks = scores.view(scores.shape[0], -1, BLOCK).sum(dim=2)
     total = blocks[:, 0].clone()
@@ -158,7 +159,7 @@ def _mask(scores: Tensor, visible: Visible, shared_columns: int) -> None:
 def _attend(
     q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], group: StagedGroup, visible: Visible, rule: RowRule
 ) -> Tensor:
-    """One group and one key/value head: q [C·R, G·D] → [C·R, G·D]. keys, values: the pass's, then the stores', [·, D]."""
+    """One group and key/value head: q [C·R, G·D] → [C·R, G·D]. keys, values: the pass's, then the stores', [·, D]."""
     d = keys[0].shape[1]
     q = q.reshape(-1, d)
     m = q.shape[0]

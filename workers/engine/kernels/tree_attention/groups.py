@@ -1,7 +1,8 @@
-"""Which query rows run together: groups of short row runs ("slots") that share their path up to a block boundary. No torch.
+"""Which query rows run together: groups of short row runs ("slots") that share their path up to a block boundary.
 
-A group's keys are the shared blocks, read in place by one product for all its rows, and per slot a tail: the blocks that
-hold the slot's own rows, gathered. Grouping changes which products compute a row, never their order of summation.
+No torch. A group's keys are the shared blocks, read in place by one product for all its rows, and per slot a tail: the
+blocks that hold the slot's own rows, gathered. Grouping changes which products compute a row, never their order of
+summation.
 """
 
 from collections import Counter, defaultdict
@@ -55,7 +56,7 @@ def _slots(segments: Segments) -> Iterator[Chain]:
 
 
 def _boundaries(slot: Chain) -> list[tuple[int, int]]:
-    """For each block boundary up to the slot's first block: the (source, row) just before it, which names all before it."""
+    """For each block boundary up to the slot's first block: the (source, row) before it, which names all before it."""
     out: list[tuple[int, int]] = []
     position, wanted = 0, BLOCK
     last = slot.position // BLOCK * BLOCK
@@ -87,7 +88,7 @@ def _shared_blocks(slots: list[Chain]) -> list[tuple[int, tuple[int, int] | None
 
 
 def _runs(path: Path, blocks: int) -> tuple[Path, ...]:
-    """Blocks 0 … blocks - 1 as runs: whole blocks inside one piece stay together, a block over several is a run alone."""
+    """The first `blocks` blocks as runs: whole blocks inside one piece together, a block over several pieces alone."""
     out: list[Path] = []
     block = 0
     while block < blocks:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 I64 = npt.NDArray[np.int64]
 
 Piece = tuple[int, int, int]
-"""(source, first row, rows): consecutive path positions in consecutive rows. Source 0 is the pass, s > 0 is store s - 1."""
+"""(source, first row, rows): consecutive path positions in consecutive rows. Source 0: the pass, s > 0: store s - 1."""
 
 Path = tuple[Piece, ...]
 """Pieces in path order, from position 0 on."""
@@ -56,7 +56,7 @@ def cut(path: Path, first: int, last: int) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Consecutive query rows of the pass on one path: rows start ≤ r < start + rows, at positions from `position` on."""
+    """Consecutive query rows of the pass on one path: start ≤ row < start + rows, at positions from `position` on."""
 
     start: int
     rows: int
@@ -73,7 +73,7 @@ def chains(segments: Segments) -> list[Chain]:
     rows = zip(
         *(a.tolist() for a in (segments.sources, segments.starts, segments.lengths, segments.parents)), strict=True
     )
-    for i, (source, start, length, parent) in enumerate(rows):
+    for source, start, length, parent in rows:
         path = extend(ends[parent] if parent >= 0 else (), (source, start, length))
         position = depths[parent] if parent >= 0 else 0
         ends.append(path)
@@ -89,5 +89,4 @@ def chains(segments: Segments) -> list[Chain]:
         else:
             chain_of.append(len(out))
             out.append(Chain(start, length, position, path))
-        assert len(chain_of) == i + 1
     return out
