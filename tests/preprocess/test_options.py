@@ -134,4 +134,19 @@ def test_a_content_that_reaches_through_a_short_template(content: str, options: 
     """b and c are apart, but a, b and c are one token: the option keeps its own token, and the caller is told."""
     prep = preprocessor(Letters("abc"))
     got = answer(prep, body(query("b{?}", options), content=content))
-    assert [w["code"] for w in got["warnings"]] == (["join_not_merged"] if told else [])
+    assert ("join_not_merged" in [w["code"] for w in got["warnings"]]) == told
+
+
+def test_the_encoder_keeps_a_bounded_number_of_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.preprocess.encoder._MAX_KEPT", 100)
+    asked: list[str] = []
+
+    class Counting(Letters):
+        def encode(self, text: str) -> list[int]:
+            asked.append(text)
+            return super().encode(text)
+
+    encoder = Encoder(Counting())
+    for text in ("a" * 60, "a" * 60, "b" * 60, "b" * 60, "a" * 60, "", "c" * 9999, "c" * 9999):
+        assert encoder.encode(text) == tuple(map(ord, text))
+    assert [text[:1] for text in asked] == ["a", "b", "a", "c", "c"]
