@@ -46,12 +46,12 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class PackFile:
-    """One version of a prompt pack that this server has, as its file stands. `default`: who names no version gets it."""
+    """One version of a prompt pack that this server has. `default`: who names no version gets it."""
 
     id: str
     version: str
     default: bool
-    content: bytes  # b"" while the version is coming soon
+    content: bytes  # the file as it stands; b"" while the version is coming soon
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,5 +90,3 @@ class FrontendConfig:
     metrics_auth: bool = False
     debug: bool = False
     log_format: str = "text"
-    pack_files: tuple[PackFile, ...] = ()
-    pack_listing: bytes = b'{"packs":[],"sources":[]}'  # the answer of GET /v1/packs

@@ -1,6 +1,7 @@
 """`Engine`: the library entry point. The objects of the server, in one process, without sockets."""
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Any, Self
 from spinf_serve import snapshots
 from spinf_serve.engine_thread import EngineThread
 from spinf_serve.extras import missing_engine_packages
+from spinf_serve.packs.shelving import LazyShelf
 from spinf_serve.plan import EngineInfo
 from spinf_serve.protocol.ids import new_request_id
 from spinf_serve.refusal import StartRefused
 from spinf_serve.settings import SETTINGS, Settings
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
 
@@ -53,7 +57,8 @@ class Engine:
             tokenizer = ContentTokenizer.load(Path(self.model.snapshot_dir))
         except (OSError, ValueError) as error:
             raise StartRefused(f"the tokenizer cannot be loaded: {error}") from None
-        self._preprocessor = Preprocessor(settings.preprocess_config(self.model), tokenizer)
+        shelf = LazyShelf(settings.pack_settings(self.model), on_progress or log.warning)
+        self._preprocessor = Preprocessor(settings.preprocess_config(self.model), tokenizer, shelf)
         self._engine = ScoringEngine.load(settings.engine_config(self.model), on_progress)
         try:
             self._engine.warm_up()

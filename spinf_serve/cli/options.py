@@ -24,7 +24,8 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     parameters = [*own, *(_parameter(setting) for setting in SETTINGS.values())]
 
     def wrapper(**arguments: Any) -> None:
-        flags = {name: arguments.pop(name) for name in SETTINGS}
+        # A flag that was not given at all comes as None, a repeatable one as an empty list.
+        flags = {name: None if (value := arguments.pop(name)) == [] else value for name in SETTINGS}
         command(flags, **arguments)
 
     wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
@@ -42,7 +43,7 @@ def _parameter(setting: Setting) -> inspect.Parameter:
         kind = typer.Argument(metavar=f"[{setting.name.upper()}]", help=help_text, show_default=False)
     else:
         kind = typer.Option(*_spellings(setting), help=help_text, show_default=False)
-    annotation = Annotated[_plain_type(setting) | None, kind]  # type: ignore[valid-type]
+    annotation: Any = Annotated[_plain_type(setting) | None, kind]
     return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
@@ -53,13 +54,15 @@ def _spellings(setting: Setting) -> list[str]:
     return [setting.flag]
 
 
-def _plain_type(setting: Setting) -> type:
-    """bool, int, float or str: what the command line has to tell apart. The settings check the rest."""
+def _plain_type(setting: Setting) -> Any:
+    """bool, int, float, str or a list of words: what the command line tells apart. The settings check the rest."""
+    if setting.is_list:
+        return list[str]
     stack = [setting.info.annotation]
     while stack:
         annotation: Any = stack.pop()
         if annotation in (bool, int, float):
-            return annotation  # type: ignore[no-any-return]
+            return annotation
         if get_origin(annotation) is Annotated:
             stack.append(get_args(annotation)[0])
         elif get_args(annotation):

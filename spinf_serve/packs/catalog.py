@@ -1,11 +1,13 @@
 """The packs that one server enables: its sources, the rules between them, and what is skipped and why."""
 
+import json
 import threading
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from spinf_serve.config import PackFile
 from spinf_serve.packs.opening import Opened, open_source
 from spinf_serve.packs.repository import (
     AVAILABLE,
@@ -241,3 +243,17 @@ def _source_entry(catalog: Catalog, report: SourceReport) -> dict[str, Any]:
         "commit": report.commit,
         "packs": [pack.id for pack in catalog.packs.values() if pack.source == report.source],
     }
+
+
+def listing_bytes(catalog: Catalog) -> bytes:
+    """The body of `GET /v1/packs`."""
+    return json.dumps(listing(catalog), ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def pack_files(catalog: Catalog) -> tuple[PackFile, ...]:
+    """What the processes of a server get: every kept version as its file's bytes, so that none reads a file again."""
+    return tuple(
+        PackFile(pack.id, item.version, item is pack.default, item.content or b"")
+        for pack in catalog.packs.values()
+        for item in pack.versions
+    )

@@ -147,6 +147,12 @@ def _missing(holder: Fields, fallback: str, name: str) -> Place:
     return place if fallback in holder else place.named(name)
 
 
+def asks_packs(body: object) -> bool:
+    """Whether a parsed body names packs at all."""
+    scoring = body.get("scoring") if isinstance(body, dict) else None
+    return isinstance(scoring, dict) and bool(scoring.get("packs"))
+
+
 def read_packs(scoring: Fields, shelf: Shelf) -> PackUses:
     """The field `packs` of `scoring`."""
     entries = scoring.items("packs")

@@ -20,6 +20,7 @@ from spinf_serve.manifests import (
     read_model_config,
     trained_positions,
 )
+from spinf_serve.packs.catalog import PackSettings
 from spinf_serve.settings.fields import SETTINGS, Declarations, Setting
 from spinf_serve.settings.layers import EnvironmentLayer, FileLayer, ManifestLayer, SettingsError, checked, layer
 
@@ -79,6 +80,16 @@ class Settings(Declarations):
     def frontend_config(self, model: ServedModel) -> FrontendConfig:
         """The frontend's slice: the only one with the tokens."""
         return cast(FrontendConfig, self._slice(FrontendConfig, model=model, limits=self.limits()))
+
+    def pack_settings(self, model: ServedModel) -> PackSettings:
+        """Which pack sources to read, and for which model."""
+        return PackSettings(
+            models=(model.id, *model.aliases, model.requested),
+            sources=self.packs,
+            official=self.official_packs,
+            allowed_namespaces=self.packs_allow_namespace,
+            refresh=self.packs_refresh,
+        )
 
     def _slice(self, slice_type: type, **given: Any) -> Any:
         names = {field.name for field in dataclasses.fields(slice_type)} & SETTINGS.keys() - given.keys()

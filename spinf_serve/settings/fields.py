@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
@@ -64,6 +64,16 @@ def _token(value: str) -> str:
     return value
 
 
+def _words(value: Any) -> Any:
+    """A list of words as a tuple, for strict validation too."""
+    if not isinstance(value, list | tuple):
+        raise ValueError("expected a list of words")
+    if not all(isinstance(word, str) and word.strip() for word in value):
+        raise ValueError("expected words that are not empty")
+    return tuple(word.strip() for word in value)
+
+
+Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
 Count = Annotated[int, Field(ge=1, le=INT_MAX)]
 CountOrZero = Annotated[int, Field(ge=0, le=INT_MAX)]
 Seconds = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
@@ -139,6 +149,15 @@ class Declarations(BaseSettings):
     debug: Annotated[bool, In("server", "internal fields in every caller's responses")] = _server("debug")
     log_format: Annotated[Literal["text", "json"], In("server", "log lines as text or json")] = _server("log_format")
 
+    packs: Annotated[
+        Words, In("features", "prompt packs: github:OWNER/REPO[@REF][#PATH] or a folder, beside the official ones")
+    ] = ()
+    official_packs: Annotated[bool, In("features", "load the official prompt packs")] = True
+    packs_allow_namespace: Annotated[
+        Words, In("features", "namespaces of the official packs that other sources may use too")
+    ] = ()
+    packs_refresh: Annotated[bool, In("features", "ask again which commit the tag of a pack source names")] = False
+
     max_content_tokens: Annotated[Count, In("limits", "tokens of one content")] = _limit("max_content_tokens")
     max_query_tokens: Annotated[Count, In("limits", "tokens of one filled template")] = _limit("max_query_tokens")
     max_prompts_per_input: Annotated[Count, In("limits", "filled templates per input")] = _limit(
@@ -179,6 +198,11 @@ class Setting:
     @property
     def default(self) -> Any:
         return self.info.get_default(call_default_factory=True)
+
+    @property
+    def is_list(self) -> bool:
+        """Several values: a repeatable flag, commas in the environment, a list in the file."""
+        return isinstance(self.default, tuple)
 
     @cached_property
     def validate(self) -> Callable[..., Any]:

@@ -56,8 +56,13 @@ class EnvironmentLayer(_Layer):
 
     def __call__(self) -> dict[str, Any]:
         present = {s.name: s for s in SETTINGS.values() if s.env in os.environ}
-        values = {name: checked(s, os.environ[s.env], s.env) for name, s in present.items()}
+        values = {name: checked(s, self._value(s), s.env) for name, s in present.items()}
         return layer(values, {name: f"environment {s.env}" for name, s in present.items()})
+
+    def _value(self, setting: Setting) -> Any:
+        """Lists are separated by commas."""
+        text = os.environ[setting.env]
+        return text.split(",") if setting.is_list and text else text
 
 
 class FileLayer(_Layer):

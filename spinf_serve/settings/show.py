@@ -15,6 +15,8 @@ def toml_value(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(toml_value, value))}]"
     return json.dumps(str(value), ensure_ascii=False)
 
 
@@ -49,7 +51,7 @@ def default_text(setting: Setting) -> str:
         return f"manifest, {setting.default}"
     if isinstance(setting.default, bool):
         return "on" if setting.default else "off"
-    return "" if setting.default is None else str(setting.default)
+    return "" if setting.default in (None, ()) else str(setting.default)
 
 
 def markdown_table() -> str:
@@ -57,6 +59,10 @@ def markdown_table() -> str:
     rows = ["| flag | environment | file | default | meaning |", "|---|---|---|---|---|"]
     for setting in SETTINGS.values():
         flag = f"`{setting.flag}`" if setting.flag else "`MODEL`"
+        if setting.default is True:
+            flag += f", `--no-{(setting.flag or '').removeprefix('--')}`"
+        if setting.is_list:
+            flag += " (repeatable)"
         default = f"`{text}`" if (text := default_text(setting)) else ""
         rows.append(f"| {flag} | `{setting.env}` | {setting.key or ''} | {default} | {setting.help} |")
     return "\n".join(rows)

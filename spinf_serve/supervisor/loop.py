@@ -15,6 +15,7 @@ from spinf_serve.plan import EngineInfo
 from spinf_serve.settings import Settings
 from spinf_serve.snapshots import describe
 from spinf_serve.supervisor import exit_codes
+from spinf_serve.supervisor.pack_loading import PackLoading
 from spinf_serve.supervisor.process import Process, death_of
 from spinf_serve.supervisor.resolution import Resolution
 from spinf_serve.supervisor.restarts import CrashWindow, Replacements
@@ -23,7 +24,7 @@ from spinf_serve.supervisor.signals import STOP, Signals
 from spinf_serve.supervisor.stop import stop_processes
 from spinf_serve.wire.engine import EngineSetup, WorkerGone
 from spinf_serve.wire.errors import VersionMismatch, WireError
-from spinf_serve.wire.frontend import FrontendSetup, Serving, WorkerLost
+from spinf_serve.wire.frontend import FrontendSetup, Packs, Serving, WorkerLost
 from spinf_serve.wire.preprocess import Peers, PreprocessSetup
 from spinf_serve.wire.queues import Inbox, close_context
 from spinf_serve.wire.registry import FOR_SUPERVISOR
@@ -62,6 +63,8 @@ class Supervisor:
         self._choice = settings.choice()
         self._described = describe(self._choice)
         self._resolution = Resolution(self._choice)
+        self._pack_loading = PackLoading(settings.pack_settings(self._described))
+        self._packs: Packs | None = None
         self._model: ServedModel | None = None
         self._processes: dict[str, Process] = {}
         self._due: list[tuple[float, str]] = []
@@ -99,6 +102,7 @@ class Supervisor:
         self._take_signals(now)
         self._take_messages(now)
         self._take_resolution(now)
+        self._take_packs(now)
         self._reap(now)
         self._watch(now)
         self._start_due(now)
@@ -131,8 +135,13 @@ class Supervisor:
             self._start(role)
 
     def _set_up(self, process: Process, now: float) -> None:
-        """Send the child its slice, once it said hello and the model is known (the frontend answers before that)."""
+        """Send the child its slice, once it said hello and what it needs is known: the model, to preprocess the packs.
+
+        The frontend answers before that.
+        """
         if process.set_up or not process.inbox or (self._model is None and process.role != "frontend"):
+            return
+        if process.role == "preprocess" and self._packs is None:
             return
         settings = self._settings
         model = self._model or self._described
@@ -142,8 +151,12 @@ class Supervisor:
             listeners = tuple(opened.fileno() for opened in self._sockets)
             config = settings.frontend_config(model)
             process.send(FrontendSetup(config, settings.log_format, listeners, self._serving))
+            if self._packs is not None:
+                process.send(self._packs)
         elif process.role == "preprocess":
-            process.send(PreprocessSetup(settings.preprocess_config(model), settings.log_format, self._peers()))
+            assert self._packs is not None
+            prepared = dataclasses.replace(settings.preprocess_config(model), pack_files=self._packs.files)
+            process.send(PreprocessSetup(prepared, settings.log_format, self._peers()))
         else:
             process.send(EngineSetup(settings.engine_config(model), settings.log_format))
 
@@ -156,6 +169,20 @@ class Supervisor:
         self._model = self._resolution.model
         assert self._model is not None
         self._publish(revision=self._model.revision)
+        for process in list(self._processes.values()):
+            self._set_up(process, now)
+
+    def _take_packs(self, now: float) -> None:
+        if self._packs is not None or not self._pack_loading.done:
+            return
+        if self._pack_loading.refusal is not None:
+            self._give_up(exit_codes.FAILED, self._pack_loading.refusal)
+            return
+        self._packs = self._pack_loading.packs
+        assert self._packs is not None
+        frontend = self._one("frontend")
+        if frontend is not None and frontend.set_up:
+            frontend.send(self._packs)
         for process in list(self._processes.values()):
             self._set_up(process, now)
 

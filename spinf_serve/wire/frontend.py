@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from spinf_serve.config import FrontendConfig
+from spinf_serve.config import FrontendConfig, PackFile
 from spinf_serve.plan import EngineInfo
 
 
@@ -30,6 +30,14 @@ class FrontendSetup:
     log_format: str
     listeners: tuple[int, ...]
     serving: Serving
+
+
+@dataclass(frozen=True, slots=True)
+class Packs:
+    """The prompt packs of the server, once they are loaded. `listing`: the body of GET /v1/packs."""
+
+    files: tuple[PackFile, ...]
+    listing: bytes
 
 
 @dataclass(frozen=True, slots=True)

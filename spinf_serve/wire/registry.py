@@ -21,6 +21,7 @@ FOR_FRONTEND = (
     child.Stop,
     frontend.FrontendSetup,
     frontend.Serving,
+    frontend.Packs,
     frontend.WorkerLost,
     frontend.Credit,
     frontend.Answer,

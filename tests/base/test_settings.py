@@ -39,6 +39,10 @@ CLI_FLAGS = """
 --ipc-dir SPINF_IPC_DIR server.ipc_dir
 --debug SPINF_DEBUG server.debug
 --log-format SPINF_LOG_FORMAT server.log_format
+--packs SPINF_PACKS features.packs
+--official-packs SPINF_OFFICIAL_PACKS features.official_packs
+--packs-allow-namespace SPINF_PACKS_ALLOW_NAMESPACE features.packs_allow_namespace
+--packs-refresh SPINF_PACKS_REFRESH features.packs_refresh
 --max-content-tokens SPINF_MAX_CONTENT_TOKENS limits.max_content_tokens
 --max-image-pixels SPINF_MAX_IMAGE_PIXELS limits.max_image_pixels
 """

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from spinf_serve.config import EngineConfig, FrontendConfig, PreprocessConfig, ServedModel
+from spinf_serve.config import EngineConfig, FrontendConfig, PackFile, PreprocessConfig, ServedModel
 from spinf_serve.plan import EngineInfo, ScorePlan, ScoreResult
 from spinf_serve.wire import child, engine, frontend, preprocess, queues, supervisor
 from spinf_serve.wire.codec import decode, encode
@@ -55,6 +55,7 @@ EXAMPLES: list[Any] = [
     supervisor.InFlight("frontend-1", 3),
     frontend.Serving(phase="ready", info=INFO),
     frontend.FrontendSetup(FrontendConfig(MODEL, token="t"), "json", (3, 4), frontend.Serving()),
+    frontend.Packs((PackFile("a/b", "1.0", True, b"{}" * 50_000), PackFile("a/b", "2.0", False, b"")), b"[]"),
     frontend.WorkerLost("preprocess-1"),
     frontend.Credit("preprocess-1", "ipc://y"),
     frontend.Answer("preprocess-1", "scr_0", 1, 200, None, None, {"inputs": 1}, b"{}" * 100_000),

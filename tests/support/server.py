@@ -77,6 +77,7 @@ class ServerProcess:
         ]
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("SPINF_", "XDG_RUNTIME"))}
         self._env = {**clean, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.run_parent), "OMP_NUM_THREADS": "1"}
+        self._env |= {"SPINF_OFFICIAL_PACKS": "0"}  # the tests reach no network
         self._env |= env or {}
         self._cwd = cwd or tmp_path
         self.lines: list[str] = []

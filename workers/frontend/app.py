@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from spinf_serve.config import FrontendConfig
 from spinf_serve.protocol.errors import RequestError
-from spinf_serve.wire.frontend import Serving
+from spinf_serve.wire.frontend import Packs, Serving
 from workers.frontend import describe
 from workers.frontend.admission import Admission
 from workers.frontend.auth import Auth
@@ -20,11 +20,13 @@ from workers.frontend.call import Call, Refused, call_of
 from workers.frontend.dispatch import Dispatcher
 from workers.frontend.gate import Gate, json_bytes
 from workers.frontend.metrics import CONTENT_TYPE, Metrics
+from workers.frontend.packs import pack_content
 from workers.frontend.routes import PACK_PREFIX, ROUTES
 from workers.frontend.scoring import Scoring
 from workers.frontend.state import readiness, restarting
 
 DRAIN_ACK_S = 5.0
+PACKS_RETRY_S = 2
 
 
 class Site:
@@ -39,6 +41,7 @@ class Site:
         self.admission = Admission(config.queue)
         self.owed: set[str] = set()  # ids of calls past the door whose answer is not written yet
         self.serving = Serving()
+        self.packs_loaded: Packs | None = None
         self._ask_drain = ask_drain
         self._reported = asyncio.Condition()
         self._notifications: set[asyncio.Task[None]] = set()
@@ -85,12 +88,19 @@ class Site:
         return _json(describe.models(self.config, self.serving))
 
     async def packs(self, _request: Request) -> Response:
-        """No packs are served."""
-        return _json({"packs": [], "sources": []})
+        """The packs that requests can use."""
+        return Response(self._packs().listing, media_type="application/json")
 
-    async def pack(self, _request: Request) -> Response:
-        """No packs are served."""
-        raise RequestError("unknown_pack", "no such pack", status=404)
+    async def pack(self, request: Request) -> Response:
+        """A pack's file."""
+        files = self._packs().files
+        content = pack_content(files, request.path_params["pack_id"], request.query_params.get("version"))
+        return Response(content, media_type="application/json")
+
+    def _packs(self) -> Packs:
+        if self.packs_loaded is None:
+            raise RequestError("warming_up", "the packs are being loaded", retry_after=PACKS_RETRY_S)
+        return self.packs_loaded
 
     async def info(self, _request: Request) -> Response:
         """What produces the scores."""

@@ -16,7 +16,7 @@ from spinf_serve.logs import facts
 from spinf_serve.supervisor.member import Member
 from spinf_serve.wire.child import Stop
 from spinf_serve.wire.errors import WireError
-from spinf_serve.wire.frontend import Answer, Credit, FrontendSetup, Serving, WorkerLost
+from spinf_serve.wire.frontend import Answer, Credit, FrontendSetup, Packs, Serving, WorkerLost
 from spinf_serve.wire.queues import AsyncInbox, Outbox
 from spinf_serve.wire.supervisor import ChildReady, DrainRequest, EngineStats, InFlight
 from workers.frontend.app import Site, build
@@ -69,6 +69,7 @@ class Frontend:
         )
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             Serving: self._on_serving,
+            Packs: self._on_packs,
             WorkerLost: self._on_worker_lost,
             Credit: self._dispatcher.credit,
             Answer: self._dispatcher.answer,
@@ -123,6 +124,9 @@ class Frontend:
     def _on_serving(self, serving: Serving) -> None:
         self._site.report(serving)
         self._report_calls()
+
+    def _on_packs(self, packs: Packs) -> None:
+        self._site.packs_loaded = packs
 
     def _on_worker_lost(self, message: WorkerLost) -> None:
         inbox = self._dispatcher.worker_lost(message.worker)

@@ -2,11 +2,12 @@
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from spinf_serve.config import PreprocessConfig
-from spinf_serve.packs.use import Shelf
+from spinf_serve.packs.use import Shelf, asks_packs
 from spinf_serve.plan import ScorePlan, ScoreResult
 from spinf_serve.protocol.body import decode_body
 from spinf_serve.protocol.errors import RequestError
@@ -75,10 +76,14 @@ class _JobsResponse:
 class Preprocessor:
     """Turns bodies into plans and results into responses."""
 
-    def __init__(self, config: PreprocessConfig, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, config: PreprocessConfig, tokenizer: Tokenizer, shelf: Callable[[], Shelf] | None = None
+    ) -> None:
+        """`shelf` gives the packs at the first request that asks for any, instead of the config's files."""
         self.config = config
         self._encoder = Encoder(tokenizer)
-        self._shelf = Shelf.of(config.pack_files)
+        packed = Shelf.of(config.pack_files)
+        self._shelf = shelf or (lambda: packed)
 
     def prepare(self, body: bytes, header: RequestHeader) -> Prepared:
         """Parses, checks and compiles one body. Raises `RequestError` with the first fault in document order."""
@@ -87,8 +92,9 @@ class Preprocessor:
         if header.route == V0_SCORE:
             return self._prepare_jobs(value, header, started)
         config, chat = self.config, header.route == CHAT
+        shelf = self._shelf() if asks_packs(value) else Shelf()
         request = read_request(
-            value, config.model, config.limits, trusted=header.trusted, needs_scoring=chat, shelf=self._shelf
+            value, config.model, config.limits, trusted=header.trusted, needs_scoring=chat, shelf=shelf
         )
         compiled = compile_request(request, self._encoder, config.max_tokens)
         answer = self._answer(header, started, model=request.model or config.model.id)
