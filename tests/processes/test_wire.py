@@ -130,8 +130,8 @@ def repacked(message: Any, change: Any) -> list[bytes]:
     return [msgpack.packb(opened), *frames]
 
 
-WORK = EXAMPLES[17]
-SCORED = EXAMPLES[19]
+WORK = EXAMPLES[18]
+SCORED = EXAMPLES[20]
 
 
 @pytest.mark.parametrize(
