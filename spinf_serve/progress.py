@@ -40,14 +40,14 @@ class Lines:
 
     def __init__(self, say: Say, label: str, every_s: float = LINE_EVERY_S) -> None:
         self._say, self._label, self._every_s = say, label, every_s
-        self._last = time.monotonic()
+        self._last = 0.0
         self._before: int | None = None
 
     def __call__(self, done: int, total: int) -> None:
         """The transfer is at `done` of `total` bytes."""
         now = time.monotonic()
         if self._before is None:
-            self._before = done
+            self._last, self._before = now, done
         if now - self._last < self._every_s or not total:
             return
         speed = (done - self._before) / (now - self._last)

@@ -1,8 +1,9 @@
 """The download process: a job on standard input, events as JSON lines on standard output.
 
-Events: {"note": text}, {"done": bytes, "total": bytes}, and last {"revision": commit} or {"failed": text,
-"unreachable": whether the Hub could not be reached at all}. It ends when standard input does: with its parent. It is a
-process of its own, so that a server can stop at once whatever the download is doing, and keeps none of its memory.
+Events: {"note": text}, {"done": bytes, "total": bytes}, {"config": directory with config.json}, after which it waits
+for a line, and last {"revision": commit} or {"failed": text, "unreachable": whether the Hub could not be reached}. It
+ends when standard input does: with its parent. It is a process of its own, so that a server can stop at once whatever
+the download is doing, and keeps none of its memory.
 """
 
 import contextlib
@@ -22,35 +23,38 @@ def main() -> None:
     """Run one job and end, without waiting for any thread."""
     emit = _events(os.dup(1))
     os.dup2(2, 1)  # what a library prints is no event
-    job = json.loads(sys.stdin.buffer.readline())
-    job["only"], job["waits_s"] = tuple(job["only"]), tuple(job["waits_s"])
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    job = Job(**json.loads(sys.stdin.buffer.readline()))
+    confirmed = threading.Event()
+    threading.Thread(target=_listen, args=(confirmed,), daemon=True).start()
     with contextlib.suppress(BrokenPipeError):
-        emit(_run(Job(**job), emit))
+        emit(run(job, emit, confirmed))
     os._exit(0)
 
 
-def _run(job: Job, emit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def run(job: Job, emit: Callable[[dict[str, Any]], None], confirmed: threading.Event) -> dict[str, Any]:
+    """Do the job; returns the last event."""
+
+    def config_here(directory: str) -> None:
+        emit({"config": directory})
+        confirmed.wait()
+
+    report = Report(
+        note=lambda text: emit({"note": scrub(text)}),
+        moved=lambda done, total: emit({"done": done, "total": total}),
+        config_here=config_here,
+    )
     has_token = False
     try:
-        note = lambda text: emit({"note": scrub(text)})  # noqa: E731 - two short reporters side by side
-        moved = lambda done, total: emit({"done": done, "total": total})  # noqa: E731
-        remote = Remote(job.repo, job.waits_s, note)
+        remote = Remote(job.repo, job.waits_s, report.note, job.endpoint)
         has_token = remote.has_token
-        return {"revision": Fetch(job, Report(note, moved), remote).run()}
+        return {"revision": Fetch(job, report, remote).run()}
     except ModuleNotFoundError as error:
         return {"failed": f"{error.name} is not installed: pip install 'spinf-serve[server]'", "unreachable": False}
     except BaseException as error:
         return {
-            "failed": explain(error, job.repo, job.revision, _endpoint(), job.cache, has_token),
+            "failed": explain(error, job.repo, job.revision, job.endpoint or "huggingface.co", job.cache, has_token),
             "unreachable": is_transient(error),
         }
-
-
-def _endpoint() -> str:
-    from huggingface_hub.constants import ENDPOINT
-
-    return ENDPOINT
 
 
 def _events(descriptor: int) -> Callable[[dict[str, Any]], None]:
@@ -65,9 +69,10 @@ def _events(descriptor: int) -> Callable[[dict[str, Any]], None]:
     return emit
 
 
-def _end_with_parent() -> None:
+def _listen(confirmed: threading.Event) -> None:
+    """Take the go-ahead, and end with the parent."""
     while os.read(0, 1024):
-        pass
+        confirmed.set()
     os._exit(1)
 
 

@@ -6,9 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from spinf_serve.completeness import SnapshotError
 from spinf_serve.hub.cache import hub_cache, repo_folder
@@ -26,12 +26,14 @@ def fetch(
     revision: str | None,
     note: Callable[[str], None],
     moved: Callable[[int, int], None] = lambda _done, _total: None,
+    check_config: Callable[[Path], None] = lambda _directory: None,
     only: tuple[str, ...] = (),
 ) -> str:
     """Download what is missing of a repository at a commit (None: the head of its default branch) to the Hub cache.
 
-    `note` gets sentences, `moved` the bytes that are here and in all; `only` names the files that are enough. Returns
-    the commit. Raises `SnapshotError` with what to do, `Unreachable` where the network is the reason.
+    `note` gets sentences, `moved` the bytes that are here and in all; `check_config` gets the directory with
+    config.json before anything else is downloaded, and may raise; `only` names the files that are enough. Returns the
+    commit. Raises `SnapshotError` with what to do, `Unreachable` where the network is the reason.
     """
     cache = hub_cache()
     if str(cache).startswith("~"):
@@ -40,26 +42,30 @@ def fetch(
         "repo": repo,
         "revision": revision,
         "cache": str(cache.absolute()),
+        "endpoint": os.environ.get("HF_ENDPOINT") or None,
         "only": only,
         "streams": STREAMS,
         "waits_s": RETRY_WAITS_S,
     }
-    for event in _events(job):
-        if "note" in event:
-            note(event["note"])
-        elif "done" in event:
-            moved(event["done"], event["total"])
-        elif "revision" in event:
-            return str(event["revision"])
-        else:
-            raise (Unreachable if event["unreachable"] else SnapshotError)(event["failed"])
+    with contextlib.closing(_events(job)) as events:
+        for event in events:
+            if "note" in event:
+                note(event["note"])
+            elif "done" in event:
+                moved(event["done"], event["total"])
+            elif "config" in event:
+                check_config(Path(event["config"]))
+            elif "revision" in event:
+                return str(event["revision"])
+            else:
+                raise (Unreachable if event["unreachable"] else SnapshotError)(event["failed"])
     raise SnapshotError(
         f"the download of {repo} was killed; what was downloaded is kept, and the next start goes on from there"
     )
 
 
-def _events(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What the process says, line by line. It is dead once this ends, however it ends."""
+def _events(job: dict[str, Any]) -> Generator[dict[str, Any]]:
+    """What the process says, line by line; taking the next line tells it to go on. It is dead once this is closed."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "spinf_serve.hub"],
         stdin=subprocess.PIPE,
@@ -72,11 +78,12 @@ def _events(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(job).encode() + b"\n")
-            process.stdin.flush()
+        _tell(process.stdin, json.dumps(job))
         for line in process.stdout:
-            yield json.loads(line)
+            event = json.loads(line)
+            yield event
+            if "config" in event:
+                _tell(process.stdin, "go on")
     finally:
         process.kill()
         process.wait()
@@ -84,6 +91,12 @@ def _events(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
         process.stdout.close()
+
+
+def _tell(stdin: IO[bytes], line: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # it died: the end of its output says so
+        stdin.write(line.encode() + b"\n")
+        stdin.flush()
 
 
 def _environment() -> dict[str, str]:

@@ -5,7 +5,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -30,17 +30,22 @@ class Job:
     repo: str
     revision: str | None
     cache: str
-    only: tuple[str, ...] = ()
+    endpoint: str | None = None  # None: huggingface.co
+    only: Sequence[str] = ()
     streams: int = 4  # files at a time
-    waits_s: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)  # between tries; the count starts anew when bytes arrived
+    waits_s: Sequence[float] = (1.0, 2.0, 4.0, 8.0)  # between tries; the count starts anew when bytes arrived
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Where to say what happens: a sentence, and (bytes here, bytes in all)."""
+    """Where to say what happens: a sentence, and (bytes here, bytes in all).
+
+    `config_here` is called once config.json is in the commit's directory, and returns when the rest is wanted too.
+    """
 
     note: Callable[[str], None]
     moved: Callable[[int, int], None]
+    config_here: Callable[[str], None] = lambda _directory: None
 
 
 class Fetch:
@@ -66,8 +71,10 @@ class Fetch:
         files = [self._remote.file(self._revision, name) for name in self._names()]
         self._count(files)
         small = [file for file in files if not file.name.endswith(".safetensors")]
-        for file in small:
+        for file in sorted(small, key=lambda file: file.name != "config.json"):
             self._fetch(file)
+            if file.name == "config.json":
+                self._report.config_here(str(self._store.snapshot(self._revision)))
         self._check_index([file.name for file in files])
         self._fetch_together(files[len(small) :])
         self._report.moved(self._total, self._total)

@@ -5,7 +5,7 @@ huggingface_hub (imported late) brings the client, the token, the proxies and th
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ class RemoteFile:
 class Patience:
     """Waits longer and longer between tries; the error itself comes out once the waits are used up."""
 
-    def __init__(self, waits_s: tuple[float, ...], note: Callable[[str], None]) -> None:
+    def __init__(self, waits_s: Sequence[float], note: Callable[[str], None]) -> None:
         self._waits_s = waits_s
         self._note = note
         self._tries = 0
@@ -52,9 +52,9 @@ class Remote:
     """A repository on the Hub. Raises huggingface_hub's and httpx's errors, and `Refused`."""
 
     def __init__(
-        self, repo: str, waits_s: tuple[float, ...], note: Callable[[str], None], endpoint: str | None = None
+        self, repo: str, waits_s: Sequence[float], note: Callable[[str], None], endpoint: str | None = None
     ) -> None:
-        """`endpoint`: another Hub than HF_ENDPOINT's."""
+        """`endpoint`: another Hub than huggingface.co."""
         from huggingface_hub import HfApi
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 

@@ -63,11 +63,9 @@ def snapshot(repo: str, revision: str, check_config: Callable[[Path], None], pro
             f"HF_HUB_OFFLINE is set, and no complete snapshot of {repo} at {revision} is here"
             f"{''.join(f'; {reason}' for reason in found.skipped)}"
         )
-    client.fetch(repo, revision, progress, only=("config.json",))
-    directory = client.snapshot_dir(repo, revision)
-    check_config(directory)
     with transfer(progress, repo) as moved:
-        client.fetch(repo, revision, progress, moved)
+        client.fetch(repo, revision, progress, moved, check_config)
+    directory = client.snapshot_dir(repo, revision)
     try:
         cache.check(directory, directory.parents[1], revision)
     except SnapshotError as error:

@@ -1,5 +1,6 @@
 """A local HTTP server that plays the Hub: one repository at one commit, with the faults that a test asks for."""
 
+import contextlib
 import hashlib
 import json
 import re
@@ -109,6 +110,11 @@ class FakeHub:
 class _Handler(BaseHTTPRequestHandler):
     owner: FakeHub
     protocol_version = "HTTP/1.1"
+
+    def handle(self) -> None:
+        """As usual, but a client that is killed is no error."""
+        with contextlib.suppress(ConnectionError):
+            super().handle()
 
     def log_message(self, format: str, *args: Any) -> None:
         pass

@@ -1,12 +1,17 @@
 """A small repository, a server that plays the Hub for it, and an environment without the machine's own caches."""
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
 from spinf_serve.hub import client, resolve
+from spinf_serve.hub.__main__ import run
+from spinf_serve.hub.fetch import Job
 from tests.support.hub import FakeHub
 from tests.support.tiny import make_tiny_checkpoint
 
@@ -34,6 +39,29 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setattr(client, "RETRY_WAITS_S", (0.05, 0.05))
     resolve.head.cache_clear()
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Downloads run in a thread here: a process takes a second to import what it needs."""
+
+    def events(job: dict[str, Any]) -> Generator[dict[str, Any]]:
+        queue: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+        confirmed = threading.Event()
+
+        def work() -> None:
+            queue.put(run(Job(**job), queue.put, confirmed))
+            queue.put(None)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        while (event := queue.get()) is not None:
+            yield event
+            if "config" in event:
+                confirmed.set()
+        thread.join()
+
+    monkeypatch.setattr(client, "_events", events)
 
 
 @pytest.fixture

@@ -31,7 +31,8 @@ def fetch(hub: FakeHub, revision: str | None = REVISION, only: tuple[str, ...] =
     heard = Heard()
     report = Report(heard.notes.append, lambda done, total: heard.moves.append((done, total)))
     remote = Remote(REPO, WAITS_S, heard.notes.append, endpoint=hub.url)
-    assert Fetch(Job(REPO, revision, str(cache.hub_cache()), only, waits_s=WAITS_S), report, remote).run() == REVISION
+    job = Job(REPO, revision, str(cache.hub_cache()), only=only, waits_s=WAITS_S)
+    assert Fetch(job, report, remote).run() == REVISION
     return heard
 
 
