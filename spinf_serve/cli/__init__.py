@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from spinf_serve import __version__
+from spinf_serve.cli import packs
 from spinf_serve.cli.calibrate import calibrate
 from spinf_serve.cli.quantize import quantize
 from spinf_serve.cli.score import score
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(score)
+app.add_typer(packs.app, name="packs")
 app.command()(calibrate)
 app.command()(quantize)
 

@@ -91,12 +91,18 @@ class Catalog:
     skipped: list[str] = field(default_factory=list)
 
 
-def load_catalog(settings: PackSettings, environment: Environment | None = None) -> Catalog:
-    """Opens and reads every source, and applies the rules. Nothing is raised: see `Catalog.problems`."""
+def load_catalog(
+    settings: PackSettings, environment: Environment | None = None, *, official_seconds: float | None = None
+) -> Catalog:
+    """Opens and reads every source, and applies the rules. Nothing is raised: see `Catalog.problems`.
+
+    The official source has `official_seconds` (default `OFFICIAL_SECONDS`) to answer before it is left out.
+    """
     environment = environment or Environment.read()
     waiting = None
     if settings.official and OFFICIAL not in settings.sources:
-        waiting = _Background(environment, settings.refresh)
+        seconds = OFFICIAL_SECONDS if official_seconds is None else official_seconds
+        waiting = _Background(environment, settings.refresh, seconds)
     reports = [_read(source, environment, settings.refresh) for source in dict.fromkeys(settings.sources)]
     if waiting is not None:
         reports.insert(0, waiting.report())
@@ -135,8 +141,9 @@ class _Background:
     The thread may outlive the wait: what it still puts into the cache is there for the next start.
     """
 
-    def __init__(self, environment: Environment, refresh: bool) -> None:
-        self._deadline = time.monotonic() + OFFICIAL_SECONDS
+    def __init__(self, environment: Environment, refresh: bool, seconds: float) -> None:
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
         self._location = environment.official
         self._found: list[SourceReport] = []
         self._thread = threading.Thread(
@@ -151,9 +158,7 @@ class _Background:
         self._thread.join(max(0.0, self._deadline - time.monotonic()))
         if self._found:
             return self._found[0]
-        problem = (
-            f"pack source {OFFICIAL} cannot be reached: {self._location} gave no answer in {OFFICIAL_SECONDS:.0f} s"
-        )
+        problem = f"pack source {OFFICIAL} cannot be reached: {self._location} gave no answer in {self._seconds:.0f} s"
         return SourceReport(OFFICIAL, True, self._location, problems=[problem])
 
 
