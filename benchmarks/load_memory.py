@@ -2,8 +2,8 @@
 
     python -m benchmarks.load_memory [--gigabytes 4] [--dtype BF16] [--folder DIR]
 
-Writes the checkpoint (of Gemma 3's shape) into a temporary folder of DIR and removes it. Prints the peak of the resident
-memory, mapped files included, while `ScoringEngine.load` runs, and what is left of it without the model's tensors.
+Writes the checkpoint (of Gemma 3's shape) into a temporary folder of DIR and removes it. Prints the peak of the
+resident memory, mapped files included, while `ScoringEngine.load` runs, and what is left without the model's tensors.
 """
 
 import argparse
@@ -19,9 +19,10 @@ import torch
 from workers.engine.shard_writer import Entry, ShardWriter
 from workers.engine.shards import DTYPES
 
-SHAPE = {
-    "model_type": "gemma3_text", "vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216, "head_dim": 256,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "sliding_window": 512, "tie_word_embeddings": True,
+HIDDEN, INNER, HEAD, VOCABULARY = 2304, 9216, 256, 262_144
+CONFIG = {
+    "model_type": "gemma3_text", "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": INNER,
+    "head_dim": HEAD, "num_attention_heads": 8, "num_key_value_heads": 4, "sliding_window": 512,
 }  # fmt: skip
 CHILD = """
 import resource, sys
@@ -40,16 +41,19 @@ def engine_config(snapshot: Path) -> Any:
     from spinf_serve.config import EngineConfig, ServedModel
 
     model = ServedModel(
-        id="random", name="random", aliases=(), requested="random", family="gemma3", head="lm_head",
-        capabilities=("score",), media=(), prompt_style="default", base_model="", revision="", snapshot_dir=str(snapshot),
+        id="random", name="random", aliases=(), requested="", family="gemma3", head="lm_head", capabilities=("score",),
+        media=(), prompt_style="default", base_model="", revision="", snapshot_dir=str(snapshot),
     )  # fmt: skip
     return EngineConfig(model=model, device="cpu", warmup="none", token_budget=256, max_tokens=1024)
 
 
 def shapes(layers: int) -> dict[str, tuple[int, ...]]:
     """Every tensor of the checkpoint."""
-    hidden, inner, head = 2304, 9216, 256
-    out: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (262_144, hidden), "model.norm.weight": (hidden,)}
+    hidden, inner, head = HIDDEN, INNER, HEAD
+    out: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (VOCABULARY, hidden),
+        "model.norm.weight": (hidden,),
+    }
     for i in range(layers):
         at = f"model.layers.{i}"
         linears = {"q_proj": (8 * head, hidden), "k_proj": (4 * head, hidden), "v_proj": (4 * head, hidden)}
@@ -67,7 +71,7 @@ def write_checkpoint(folder: Path, gigabytes: float, dtype: str) -> int:
     fixed = sum(torch.Size(shape).numel() for shape in shapes(0).values())
     layer = sum(torch.Size(shape).numel() for shape in shapes(1).values()) - fixed
     count = max(1, round((gigabytes * 1e9 / DTYPES[dtype].itemsize - fixed) / layer))
-    (folder / "config.json").write_text(json.dumps({**SHAPE, "num_hidden_layers": count}))
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": count}))
     entries = {name: Entry(dtype, shape) for name, shape in shapes(count).items()}
     generator = torch.Generator().manual_seed(0)
     with ShardWriter(folder / "model.safetensors", entries, {"format": "pt"}) as writer:

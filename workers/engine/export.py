@@ -32,6 +32,7 @@ RECORD = "spinf_quantize.json"
 CARD, SOURCE_CARD, NOTICE = "README.md", "README.source.md", "NOTICE"
 _FLOATS = ("F32", "BF16", "F16")
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")
+_LICENCES = ("LICENSE", "LICENCE", "COPYING", "NOTICE")
 Report = Callable[[str], None]
 
 
@@ -85,6 +86,8 @@ def export_fp8(
     report = on_progress or (lambda _line: None)
     if os.path.lexists(target_dir):
         raise LoadError(f"{target_dir} exists already: nothing is overwritten")
+    if not any(path.name.upper().startswith(_LICENCES) for path in source_dir.iterdir()):
+        report(f"no licence lies beside the weights in {source_dir}: add its notices before you pass the result on")
     report(f"hashing the weights in {source_dir}")
     source = source_of(source_dir, name)
     if calibration.weights_digest != source.weights:

@@ -19,7 +19,7 @@ WEIGHT, WEIGHT_SCALE, INPUT_SCALE = ".weight", ".weight_scale", ".input_scale"
 
 def weight_scale(blocks: Blocks) -> Tensor:
     """max|w| / 448 over a tensor, float32 [1]. ValueError where a value is not finite."""
-    amax = torch.zeros(1)
+    amax = torch.zeros(1, dtype=torch.float32)
     for _, rows in blocks():
         amax = torch.maximum(amax, rows.abs().amax())  # maximum keeps a NaN
     check_finite(amax)
@@ -62,7 +62,7 @@ def pack(linear: str, blocks: Blocks, scale_of_input: float) -> Iterator[tuple[s
     """The stored tensors of one linear as (name, rows), the weight block by block. ValueError as `weight_scale`."""
     scale = weight_scale(blocks)
     yield linear + WEIGHT_SCALE, scale
-    yield linear + INPUT_SCALE, torch.tensor([scale_of_input])
+    yield linear + INPUT_SCALE, torch.tensor([scale_of_input], dtype=torch.float32)
     for _, rows in blocks():
         yield linear + WEIGHT, quantize(rows, scale)
 
@@ -75,7 +75,7 @@ class Fp8Linear(QuantLinear):
     def __init__(self, in_features: int, parts: Sequence[int], *, static: bool) -> None:
         super().__init__(in_features, parts, E4M3)
         self.static = static
-        self.register_buffer("input_scales", torch.full((len(self.parts),), math.nan))
+        self.register_buffer("input_scales", torch.full((len(self.parts),), math.nan, dtype=torch.float32))
 
     def put(self, part: int, blocks: Blocks) -> None:
         scale = weight_scale(blocks)

@@ -32,7 +32,7 @@ class QuantLinear(nn.Module, ABC):
         super().__init__()
         self.parts = tuple(parts)
         self.weight = nn.Parameter(torch.empty(sum(parts), in_features, dtype=codes), requires_grad=False)
-        self.register_buffer("weight_scale", torch.empty(sum(parts)))
+        self.register_buffer("weight_scale", torch.empty(sum(parts), dtype=torch.float32))
 
     def rows_of(self, part: int) -> slice:
         """Where a part lies in the weight."""
@@ -52,10 +52,10 @@ class QuantLinear(nn.Module, ABC):
         return torch.cat([linear(codes, rows.float(), rule) for rows in torch.split(weight, _CHUNK)], dim=1)
 
     def forward(self, x: Tensor, rule: RowRule) -> Tensor:
-        """x [T, K] → [T, O] float32."""
-        out = []
+        """x [T, K] → [T, O] in the type of x."""
+        dtype, x, out = x.dtype, x.float(), []
         for part in range(len(self.parts)):
             rows = self.rows_of(part)
             codes, scale = self.quantize_input(x, part)
             out.append(self.product(codes, self.weight[rows], rule) * scale * self.weight_scale[rows])
-        return torch.cat(out, dim=1)
+        return torch.cat(out, dim=1).to(dtype)
