@@ -1,5 +1,6 @@
 """Admission and dispatch as plain objects: every accepted request gets exactly one outcome, whatever dies when."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,7 +29,8 @@ class Bench:
         self.posts: list[tuple[str, Any]] = []
         self.outcomes: dict[str, list[Any]] = {}
         self.reachable = True
-        self.dispatcher = Dispatcher(self.post)
+        self.timers: list[Callable[[], None]] = []
+        self.dispatcher = Dispatcher(self.post, lambda _seconds, act: self.timers.append(act))
 
     def post(self, inbox: str, message: Any) -> bool:
         if self.reachable:
@@ -38,6 +40,17 @@ class Bench:
     def submit(self, request_id: str) -> None:
         self.outcomes[request_id] = []
         self.dispatcher.submit(work(request_id), self.outcomes[request_id].append)
+
+    def lose(self, worker: str, *, settle: bool = True) -> None:
+        assert self.dispatcher.worker_lost(worker) == f"in-{worker}"
+        if settle:
+            self.settle()
+
+    def settle(self) -> None:
+        """Let the time pass after which requests of dead workers are tried again."""
+        timers, self.timers = self.timers, []
+        for act in timers:
+            act()
 
     def credit(self, worker: str, count: int = 1) -> None:
         for _ in range(count):
@@ -94,7 +107,7 @@ def test_what_a_dead_worker_held_goes_first() -> None:
     bench.submit("b")
     bench.credit("w")  # both are prepared and wait for the engine
     bench.given()
-    bench.dispatcher.worker_lost("w")
+    bench.lose("w")
     bench.submit("c")
     for _ in range(3):
         bench.credit("x")
@@ -111,12 +124,27 @@ def test_the_request_in_preparation_is_to_blame_alone() -> None:
         if worker == "w":
             bench.submit("poison")
         bench.given()
-        assert bench.dispatcher.worker_lost(worker) == f"in-{worker}"
+        bench.lose(worker)
         bench.credit(following)
     (outcome,) = bench.outcomes["poison"]
     assert (outcome.code, outcome.status) == ("engine_error", 500)
     assert bench.given() == [("in-y", "innocent", 1)]
     assert bench.outcomes["innocent"] == []
+
+
+def test_workers_that_die_together_are_one_death() -> None:
+    """The request of the first is not given to the second, which is dead as well."""
+    bench = Bench()
+    bench.credit("w", 2)
+    bench.credit("x")
+    bench.submit("a")
+    bench.given()
+    bench.lose("w", settle=False)
+    bench.lose("x", settle=False)
+    bench.credit("y")
+    assert bench.given() == []
+    bench.settle()
+    assert bench.given() == [("in-y", "a", 2)]
 
 
 def test_without_a_request_in_preparation_all_are_to_blame() -> None:
@@ -126,7 +154,7 @@ def test_without_a_request_in_preparation_all_are_to_blame() -> None:
         if worker == "w":
             bench.submit("a")
         bench.credit(worker)
-        bench.dispatcher.worker_lost(worker)
+        bench.lose(worker)
     (outcome,) = bench.outcomes["a"]
     assert outcome.code == "engine_error"
 
@@ -138,7 +166,7 @@ def test_a_cancelled_request_may_be_the_one_to_blame() -> None:
     bench.credit("w")
     bench.submit("poison")
     bench.dispatcher.cancel("poison")
-    bench.dispatcher.worker_lost("w")
+    bench.lose("w")
     bench.credit("x")
     assert bench.given()[-1] == ("in-x", "innocent", 1)
 
@@ -148,7 +176,7 @@ def test_suspects_are_kept_apart_where_there_is_a_choice() -> None:
     bench.credit("w", 2)
     bench.submit("a")
     bench.credit("w")
-    bench.dispatcher.worker_lost("w")
+    bench.lose("w")
     bench.credit("x", 2)
     bench.given()
     bench.credit("y", 3)
@@ -160,7 +188,7 @@ def test_suspects_are_kept_apart_where_there_is_a_choice() -> None:
 def test_news_of_a_dead_worker_is_ignored() -> None:
     bench = Bench()
     bench.credit("w")
-    bench.dispatcher.worker_lost("w")
+    bench.lose("w")
     bench.credit("w", 5)
     bench.submit("a")
     assert bench.given() == []
@@ -170,7 +198,7 @@ def test_late_answer_of_the_first_attempt_counts() -> None:
     bench = Bench()
     bench.credit("w")
     bench.submit("a")
-    bench.dispatcher.worker_lost("w")
+    bench.lose("w")
     bench.credit("x")
     bench.dispatcher.answer(answer("w", "a", 1))
     assert len(bench.outcomes["a"]) == 1
@@ -250,6 +278,8 @@ def test_exactly_one_outcome_whatever_happens(script: list[tuple[str, int]]) -> 
             for request_id in [r for r, w in held.items() if w == worker]:
                 del held[request_id]
             bench.dispatcher.worker_lost(worker)
+            if number % 2:
+                bench.settle()
         elif event == "cancel" and count:
             request_id = f"r{number % count}"
             if not bench.outcomes[request_id]:
@@ -258,6 +288,7 @@ def test_exactly_one_outcome_whatever_happens(script: list[tuple[str, int]]) -> 
         elif event == "fail" and number == 0:
             bench.dispatcher.fail_all(RequestError("model_unavailable", "gone"))
         note()
+    bench.settle()
     bench.credit("last", 1)
     note()
     for _ in range(3 * count + 3):  # one worker that never dies finishes everything

@@ -15,11 +15,15 @@ from spinf_serve.wire.frontend import Answer, Credit
 from spinf_serve.wire.preprocess import CancelWork, Work
 
 MAX_ATTEMPTS = 2
+SETTLE_S = 0.25
+"""Between a worker's death and the retry of what it held: where several die at once, none of them gets it."""
 REMEMBERED_LOSSES = 64
 
 Outcome = Answer | RequestError
 Post = Callable[[str, Any], bool]
 """(inbox, message) → whether it was sent."""
+Later = Callable[[float, Callable[[], None]], object]
+"""(seconds, what to do then)."""
 
 
 @dataclass(eq=False)
@@ -46,8 +50,9 @@ class _Worker:
 class Dispatcher:
     """Every submitted request gets exactly one outcome, unless it is cancelled first."""
 
-    def __init__(self, post: Post) -> None:
+    def __init__(self, post: Post, later: Later) -> None:
         self._post = post
+        self._later = later
         self._open: dict[str, _Open] = {}
         self._queue: deque[str] = deque()
         self._workers: dict[str, _Worker] = {}
@@ -122,12 +127,13 @@ class Dispatcher:
         if worker is None:
             return None
         blamed = worker.holds if worker.preparing is None else {worker.preparing}
-        for request_id in sorted(worker.holds, reverse=True):  # the oldest comes to stand first
-            self._retry(self._open[request_id], blamed=request_id in blamed)
-        self._hand_out()
+        held = [self._open[request_id] for request_id in sorted(worker.holds)]
+        for entry in held:
+            self._take_from_dead(entry, blamed=entry.work.request_id in blamed)
+        self._later(SETTLE_S, lambda: self._queue_again(held))
         return worker.inbox
 
-    def _retry(self, entry: _Open, *, blamed: bool) -> None:
+    def _take_from_dead(self, entry: _Open, *, blamed: bool) -> None:
         request_id = entry.work.request_id
         if blamed and entry.work.attempt >= MAX_ATTEMPTS:
             del self._open[request_id]
@@ -136,7 +142,11 @@ class Dispatcher:
         if blamed:
             entry.work = replace(entry.work, attempt=entry.work.attempt + 1)
         entry.worker = None
-        self._queue.appendleft(request_id)
+
+    def _queue_again(self, entries: list[_Open]) -> None:
+        """In front of newer requests, the oldest first; those that are over by then fall out when their turn comes."""
+        self._queue.extendleft(entry.work.request_id for entry in reversed(entries))
+        self._hand_out()
 
     def _hand_out(self) -> None:
         while self._queue:

@@ -47,7 +47,7 @@ class Frontend:
         self._member = member
         self._setup = setup
         self._outboxes: dict[str, Outbox] = {}
-        self._dispatcher = Dispatcher(self._post)
+        self._dispatcher = Dispatcher(self._post, asyncio.get_running_loop().call_later)
         metrics = Metrics(setup.config.model.id)
         self._site = Site(setup.config, self._dispatcher, metrics, self._ask_drain)
         self._told: int | None = None
