@@ -43,6 +43,7 @@ def run(job: Job, emit: Callable[[dict[str, Any]], None], confirmed: threading.E
         moved=lambda done, total: emit({"done": done, "total": total}),
         config_here=config_here,
     )
+    endpoint = job.endpoint or "https://huggingface.co"
     has_token = False
     try:
         remote = Remote(job.repo, job.waits_s, report.note, job.endpoint)
@@ -52,7 +53,7 @@ def run(job: Job, emit: Callable[[dict[str, Any]], None], confirmed: threading.E
         return {"failed": f"{error.name} is not installed: pip install 'spinf-serve[server]'", "unreachable": False}
     except BaseException as error:
         return {
-            "failed": explain(error, job.repo, job.revision, job.endpoint or "huggingface.co", job.cache, has_token),
+            "failed": explain(error, job.repo, job.revision, endpoint, job.cache, has_token),
             "unreachable": is_transient(error),
         }
 

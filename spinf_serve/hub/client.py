@@ -42,7 +42,7 @@ def fetch(
         "repo": repo,
         "revision": revision,
         "cache": str(cache.absolute()),
-        "endpoint": os.environ.get("HF_ENDPOINT") or None,
+        "endpoint": os.environ.get("HF_ENDPOINT", "").rstrip("/") or None,
         "only": only,
         "streams": STREAMS,
         "waits_s": RETRY_WAITS_S,
@@ -80,6 +80,8 @@ def _events(job: dict[str, Any]) -> Generator[dict[str, Any]]:
     try:
         _tell(process.stdin, json.dumps(job))
         for line in process.stdout:
+            if not line.endswith(b"\n"):
+                return  # it was killed in the middle of a line
             event = json.loads(line)
             yield event
             if "config" in event:

@@ -98,6 +98,7 @@ class Store:
             if os.readlink(target) == source:
                 return
         temporary = target.with_name(f".{name}.{os.getpid()}.link")
+        temporary.unlink(missing_ok=True)  # of a killed process with the same id, as containers have them
         try:
             os.symlink(source, temporary)
         except OSError:  # a file system without links: the content moves, as huggingface_hub does it

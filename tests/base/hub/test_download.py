@@ -82,13 +82,15 @@ def test_a_download_killed_at_any_point_is_recovered_from(
     assert not list(cache.hub_cache().rglob("*.incomplete"))
 
 
-def test_it_ends_with_its_parent(hub: FakeHub) -> None:
+def test_it_ends_with_its_parent(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPINF_TOKEN", "server-sekrit")
     hub.faults.hold_at[SHARDS[0]] = 1000
     code = f"from spinf_serve.hub import client; client.fetch({REPO!r}, {REVISION!r}, print)"
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL)
     try:
         assert hub.holding.wait(20)
         (child,) = [pid for pid in descendants(parent.pid) if "spinf_serve.hub" in command_of(pid)]
+        assert b"server-sekrit" not in Path(f"/proc/{child}/environ").read_bytes()
     finally:
         parent.kill()
         parent.wait()

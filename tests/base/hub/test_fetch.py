@@ -124,6 +124,18 @@ def test_a_slow_server_is_waited_for_and_reported(hub: FakeHub, repository: dict
     assert heard.moves[0][0] < heard.moves[-1][0]
 
 
+def test_a_server_that_falls_silent_is_given_up_and_gone_on_with(
+    hub: FakeHub, repository: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
+    hub.faults.hold_at[SHARD] = 100_000
+    assert "ReadTimeout" in refusal(hub)
+    hub.go.set()
+    fetch(hub)
+    assert_whole(repository)
+    assert hub.got(SHARD)[-1].range == "bytes=100000-"
+
+
 def test_what_an_earlier_run_left_is_gone_on_with(hub: FakeHub, repository: dict[str, bytes]) -> None:
     store = cache.repo_folder(cache.hub_cache(), REPO) / "blobs"
     store.mkdir(parents=True)
@@ -338,6 +350,17 @@ def test_two_downloads_at_once_share_the_work(hub: FakeHub, repository: dict[str
     assert_whole(repository)
     for name in SHARDS:
         assert hub.sent[name] == len(repository[name])
+
+
+def test_what_a_kill_left_of_a_link_is_in_nobodys_way(hub: FakeHub, repository: dict[str, bytes]) -> None:
+    """Process ids come back, above all in containers."""
+    fetch(hub, only=(CONFIG,))
+    directory = cache.repo_folder(cache.hub_cache(), REPO) / "snapshots" / REVISION
+    left = directory / f".tokenizer.json.{os.getpid()}.link"
+    left.symlink_to("../../blobs/gone")
+    fetch(hub)
+    assert_whole(repository)
+    assert (directory / "tokenizer.json").is_symlink()
 
 
 def test_equal_files_are_stored_once(hub: FakeHub, repository: dict[str, bytes]) -> None:

@@ -101,6 +101,15 @@ def test_a_found_snapshot_of_another_family_is_refused(hub: FakeHub, repository:
         served()
 
 
+def test_what_was_downloaded_and_is_not_whole_is_refused(hub: FakeHub) -> None:
+    """The published index names a tensor that no shard has: found at the end, and said."""
+    index = json.loads(hub.files["model.safetensors.index.json"])
+    index["weight_map"]["model.norm.more"] = "model-00002-of-00002.safetensors"
+    hub.files["model.safetensors.index.json"] = json.dumps(index).encode()
+    with pytest.raises(StartRefused, match=f"{REPO} at {REVISION} was downloaded and cannot be served.*lacks"):
+        served()
+
+
 @pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
 def test_offline_means_no_request(
     hub: FakeHub, repository: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, variable: str
