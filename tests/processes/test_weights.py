@@ -21,7 +21,7 @@ def hub(tiny_checkpoint: Path) -> Iterator[FakeHub]:
 
 def server(hub: FakeHub, tmp_path: Path) -> ServerProcess:
     env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": "hf_AbCdEfGh", "HF_HUB_OFFLINE": "0"}
-    return ServerProcess(Path(REPO), tmp_path, env=env | {"NO_PROXY": "*"}, ready=False)
+    return ServerProcess(Path(REPO), tmp_path, env=env | {"NO_PROXY": "*"}, ready=False, workers=1)
 
 
 def downloads(running: ServerProcess) -> list[int]:

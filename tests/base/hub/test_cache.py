@@ -1,5 +1,6 @@
 """Finding a snapshot on this machine: places, their order, completeness, revisions. No network."""
 
+import errno
 import json
 import os
 import subprocess
@@ -224,3 +225,20 @@ def test_odd_places_are_passed_over(
     found = cache.find(REPO, REVISION)
     assert found.directory == directory
     assert len(found.skipped) == 3
+
+
+def test_a_place_that_may_not_be_read_is_passed_over(
+    repository: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    directory = lay_out(hub_cache(), repository)
+    is_dir = Path.is_dir
+
+    def forbidden(path: Path) -> bool:
+        if path == tmp_path / "extra":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return is_dir(path)
+
+    monkeypatch.setattr(Path, "is_dir", forbidden)
+    monkeypatch.setenv("SPINF_CACHE_DIRS", str(tmp_path / "extra"))
+    found = cache.find(REPO, REVISION)
+    assert (found.directory, found.skipped) == (directory, (f"{tmp_path / 'extra'} cannot be read: Permission denied",))

@@ -1,9 +1,11 @@
 """Downloading into the cache, against a server with every fault; in this process."""
 
 import errno
+import itertools
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,7 +54,8 @@ def snapshot() -> Path:
 
 
 def assert_whole(repository: dict[str, bytes]) -> None:
-    assert {path.name: path.read_bytes() for path in snapshot().iterdir()} == {
+    files = [path for path in snapshot().iterdir() if not path.name.endswith(".link")]
+    assert {path.name: path.read_bytes() for path in files} == {
         name: data for name, data in repository.items() if cache.wanted(name)
     }
 
@@ -338,6 +341,49 @@ def test_an_etag_that_is_no_file_name_is_refused(hub: FakeHub, monkeypatch: pyte
     monkeypatch.setattr(hub, "etag", lambda _name: etag)
     assert "cannot be a file name" in refusal(hub)
     assert not hub.sent
+
+
+def test_an_end_at_every_single_step_is_recovered_from(
+    hub: FakeHub, repository: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The run ends before its first change to the disk, before its second, and so on; the next one completes."""
+
+    class Ended(BaseException):
+        pass
+
+    left = 0
+
+    def counted(original: Callable[..., object]) -> Callable[..., object]:
+        def step(*arguments: object, **more: object) -> object:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Ended
+            return original(*arguments, **more)
+
+        return step
+
+    for name in ("touch", "replace", "write_text"):
+        monkeypatch.setattr(Path, name, counted(getattr(Path, name)))
+    for name in ("fsync", "symlink"):
+        monkeypatch.setattr(os, name, counted(getattr(os, name)))
+    hub.files = {name: repository[name] for name in (CONFIG, "tokenizer.json")}
+    hub.files |= {"model.safetensors": repository[SHARD]}
+    for point in itertools.count(1):
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / str(point)))
+        left = point
+        try:
+            fetch(hub)
+        except Ended:
+            found = cache.find(REPO, REVISION).directory
+            assert found is None or {path.name for path in found.iterdir()} >= hub.files.keys()
+            left = 0
+            fetch(hub)
+            assert_whole(hub.files)
+        else:
+            break
+    assert_whole(hub.files)
+    assert point > 15
 
 
 def test_two_downloads_at_once_share_the_work(hub: FakeHub, repository: dict[str, bytes]) -> None:
