@@ -27,6 +27,8 @@ def calibrate(
     need_engine()
     if os.path.lexists(out):
         fail(f"{out} exists already: nothing is overwritten")
+    if not os.access(out.parent, os.W_OK):  # before hours of work, not after
+        fail(f"{out.parent} is not a directory that can be written to")
     try:
         texts = read_corpus(corpus, field)
         content = _calibrate(snapshot_of(model), texts, window)
@@ -78,12 +80,14 @@ def _windows(directory: Path, texts: list[str], window: int) -> Iterator[list[in
 
 
 def _write(out: Path, content: str) -> None:
-    """Whole or not at all; an existing file is never replaced."""
-    part = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    """A new file: an existing one is never replaced. What cannot be written whole is removed."""
     try:
-        part.write_text(content, encoding="utf-8")
-        os.link(part, out)  # unlike a rename, fails where `out` came to be meanwhile
+        with out.open("x", encoding="utf-8") as file:
+            try:
+                file.write(content)
+                file.flush()
+            except OSError:
+                out.unlink()
+                raise
     except OSError as error:
-        raise StartRefused(f"{out} cannot be written: {error}") from None
-    finally:
-        part.unlink(missing_ok=True)
+        raise StartRefused(f"{out} cannot be written: {error.strerror or error}") from None

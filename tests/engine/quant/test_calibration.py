@@ -18,7 +18,7 @@ from workers.engine.errors import LoadError
 from workers.engine.quant import fp8, reference
 from workers.engine.quant.calibration import FORMAT, Calibration, read_calibration, to_json
 
-TEXTS = tuple(tuple([2, *range(20 + 37 * i, 20 + 37 * i + n)]) for i, n in enumerate((4, 15, 40, 16)))
+TEXTS = tuple((2, *range(20 + 37 * i, 20 + 37 * i + n)) for i, n in enumerate((4, 15, 40, 16)))
 
 
 def emulated(model: Any, texts: tuple[tuple[int, ...], ...]) -> dict[str, float]:
