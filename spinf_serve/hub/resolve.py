@@ -1,6 +1,7 @@
 """From a repository at a commit to a complete snapshot directory: found, else downloaded."""
 
 import functools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 from spinf_serve.completeness import SnapshotError
 from spinf_serve.hub import cache, client
 from spinf_serve.progress import transfer
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ def head(repo: str) -> Head:
     why = "HF_HUB_OFFLINE is set"
     if not cache.offline():
         try:
-            revision = client.fetch(repo, None, lambda _note: None, only=("config.json",))
+            revision = client.fetch(repo, None, log.warning, only=("config.json",))
             note = f"{repo}: no manifest; the head of its default branch is {revision}"
             return Head(revision, client.snapshot_dir(repo, revision), note)
         except client.Unreachable as error:

@@ -107,8 +107,9 @@ class Store:
             temporary.replace(target)
 
     def write_ref(self, ref: str, revision: str) -> None:
-        """Remember the commit that a branch named."""
-        self._write(self.root / "refs" / ref, revision)
+        """Remember the commit that a branch named, where the cache can be written: it only helps without network."""
+        with contextlib.suppress(OSError):
+            self._write(self.root / "refs" / ref, revision)
 
     def write_listing(self, revision: str, files: dict[str, dict[str, Any]]) -> None:
         """Record a commit's files in huggingface_hub's format (`cache.listed_sizes` reads it)."""

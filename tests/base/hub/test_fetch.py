@@ -69,7 +69,9 @@ def test_a_download_brings_what_is_wanted_and_nothing_else(hub: FakeHub, reposit
     assert_whole(repository)
     asked = {seen.path.rsplit("/", 1)[1] for seen in hub.seen if "/resolve/" in seen.path}
     assert asked == {name for name in repository if cache.wanted(name)}
-    total = sum(len(data) for name, data in repository.items() if cache.wanted(name))
+    sizes = {name: len(data) for name, data in repository.items() if cache.wanted(name)}
+    assert cache.listed_sizes(cache.repo_folder(cache.hub_cache(), REPO), REVISION) == sizes
+    total = sum(sizes.values())
     assert heard.moves[-1] == (total, total)
     assert heard.moves == sorted(heard.moves)
     assert parts() == []
@@ -441,6 +443,10 @@ def test_an_empty_file_is_a_file(hub: FakeHub, repository: dict[str, bytes]) -> 
 def test_the_head_is_a_commit_and_remembered(hub: FakeHub) -> None:
     fetch(hub, revision=None, only=(CONFIG,))
     assert cache.local_head(REPO) == (REVISION, cache.repo_folder(cache.hub_cache(), REPO) / "snapshots" / REVISION)
+    refs = cache.repo_folder(cache.hub_cache(), REPO) / "refs"
+    shutil.rmtree(refs)
+    refs.write_text("as in a cache that cannot be written")
+    fetch(hub, revision=None, only=(CONFIG,))
     hub.head = "main"
     assert "names no commit" in refusal(hub, revision=None)
 
