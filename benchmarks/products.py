@@ -5,15 +5,15 @@ import time
 import torch
 from torch.nn import functional
 
-from workers.engine.models.gemma import GemmaConfig
+from workers.engine.models import GemmaConfig
 
 _ROWS = (256, 512, 1024, 4096)  # rows of one call; the best of them counts
 _HEAD_COLUMNS = 8192
 
 
-def _shapes(config: GemmaConfig) -> list[tuple[int, int]]:
-    """(K, O) of one layer's products."""
-    hidden, inner, layout = config.hidden_size, config.intermediate_size, config.layout
+def _shapes(config: GemmaConfig, layer: int) -> list[tuple[int, int]]:
+    """(K, O) of a layer's products."""
+    hidden, inner, layout = config.hidden_size, config.intermediate_size, config.layout(layer)
     return [
         (hidden, layout.width),
         (layout.num_heads * layout.head_dim, hidden),
@@ -25,9 +25,10 @@ def _shapes(config: GemmaConfig) -> list[tuple[int, int]]:
 @torch.inference_mode()
 def _linear_seconds(config: GemmaConfig, tokens: int, rows: int) -> float:
     seconds = 0.0
-    weights = [[torch.randn(o, k) for k, o in _shapes(config)] for _ in config.layer_types]
-    inputs = {k: torch.randn(rows, k) for k, _ in _shapes(config)}
-    outputs = {o: torch.empty(rows, o) for _, o in _shapes(config)}
+    shapes = [_shapes(config, i) for i in range(len(config.layer_types))]
+    weights = [[torch.randn(o, k) for k, o in layer] for layer in shapes]
+    inputs = {k: torch.randn(rows, k) for layer in shapes for k, _ in layer}
+    outputs = {o: torch.empty(rows, o) for layer in shapes for _, o in layer}
     for first in range(0, tokens, rows):
         count = min(rows, tokens - first)
         started = time.perf_counter()

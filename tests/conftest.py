@@ -5,12 +5,19 @@ from pathlib import Path
 import pytest
 
 from tests.support.tiny import make_tiny_checkpoint
+from tests.support.tiny_gemma4 import make_tiny_gemma4
 
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Gemma 3 snapshot (3 layers, window 16), written once for the session. Treat it as read-only."""
     return make_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "snapshot")
+
+
+@pytest.fixture(scope="session")
+def tiny_gemma4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Gemma 4 text snapshot (4 layers, window 16), written once for the session. Read-only."""
+    return make_tiny_gemma4(tmp_path_factory.mktemp("tiny-gemma4") / "snapshot")
 
 
 @pytest.fixture(scope="session")

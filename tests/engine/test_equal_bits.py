@@ -1,6 +1,6 @@
 """A plan's log-probabilities are the same bits alone, packed, reversed, split, with other requests, on one thread."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,20 @@ def bits(jobs: Sequence[Job], logprobs: F32) -> Values:
 
 def score_bits(engine: ScoringEngine, jobs: Sequence[Job]) -> Values:
     return bits(jobs, score(engine, make_plan(jobs)[0]).logprobs)
+
+
+@pytest.fixture(scope="module", params=["gemma3", "gemma4"])
+def snapshot(request: pytest.FixtureRequest) -> Path:
+    """A tiny checkpoint of each family."""
+    path: Path = request.getfixturevalue({"gemma3": "tiny_checkpoint", "gemma4": "tiny_gemma4"}[request.param])
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(snapshot: Path) -> Iterator[ScoringEngine]:
+    engine = ScoringEngine.load(engine_config(snapshot))
+    yield engine
+    engine.close()
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +91,9 @@ def test_each_question_alone(engine: ScoringEngine, alone: Values) -> None:
 
 
 @pytest.mark.parametrize("budget", [30, 64, 100, 250, 700])
-def test_other_token_budgets(tiny_checkpoint: Path, alone: Values, budget: int) -> None:
+def test_other_token_budgets(snapshot: Path, alone: Values, budget: int) -> None:
     """Splits at every kind of place: stored contents, replayed beginnings, contents over the budget."""
-    engine = ScoringEngine.load(engine_config(tiny_checkpoint, token_budget=budget, max_tokens=300))
+    engine = ScoringEngine.load(engine_config(snapshot, token_budget=budget, max_tokens=300))
     assert score_bits(engine, JOBS) == alone
     assert not engine.stats()["stored_bytes"]
 
@@ -90,8 +104,8 @@ def test_other_thread_counts(engine: ScoringEngine, alone: Values, threads: int)
     assert score_bits(engine, JOBS) == alone
 
 
-def test_a_fresh_engine(tiny_checkpoint: Path, alone: Values) -> None:
-    assert score_bits(ScoringEngine.load(engine_config(tiny_checkpoint)), JOBS) == alone
+def test_a_fresh_engine(snapshot: Path, alone: Values) -> None:
+    assert score_bits(ScoringEngine.load(engine_config(snapshot)), JOBS) == alone
 
 
 def test_question_moved_to_another_place_of_a_long_content(engine: ScoringEngine) -> None:
@@ -104,9 +118,9 @@ def test_question_moved_to_another_place_of_a_long_content(engine: ScoringEngine
     assert moved == whole
 
 
-def test_many_requests_with_small_passes(tiny_checkpoint: Path, alone: Values) -> None:
+def test_many_requests_with_small_passes(snapshot: Path, alone: Values) -> None:
     """Six requests share passes of 120 tokens: each is cut at places that depend on the others."""
-    engine = ScoringEngine.load(engine_config(tiny_checkpoint, token_budget=120, max_tokens=300))
+    engine = ScoringEngine.load(engine_config(snapshot, token_budget=120, max_tokens=300))
     for i, job in enumerate(JOBS):
         engine.submit(i, make_plan([job])[0])
     values: Values = {}

@@ -18,7 +18,7 @@ from workers.engine.kernels.lm_head import reference as lm_head_reference
 from workers.engine.kernels.products import RowRule
 from workers.engine.kernels.rms_norm import reference as rms_reference
 from workers.engine.kernels.rms_norm import rms_norm
-from workers.engine.kernels.rotary import HeadLayout, qk_norm_rotary, rotary_table
+from workers.engine.kernels.rotary import HeadLayout, qkv_norm_rotary, rotary_table
 from workers.engine.kernels.rotary import reference as rotary_reference
 
 BOUND = 1e-5
@@ -78,13 +78,18 @@ def test_embedding() -> None:
     assert same_bits(embedding(tokens, weight, 8.5), embedding_reference.embedding(tokens, weight, 8.5))
 
 
-@pytest.mark.parametrize("layout", [HeadLayout(4, 2, 16), HeadLayout(3, 1, 24), HeadLayout(2, 2, 8)], ids=str)
+LAYOUTS = [HeadLayout(4, 2, 16), HeadLayout(3, 1, 24), HeadLayout(2, 2, 8), HeadLayout(4, 2, 16, True)]
+
+
+@pytest.mark.parametrize("norm_v", [False, True], ids=["plain-v", "norm-v"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("rows", [16, 63])
-def test_qk_norm_rotary(layout: HeadLayout, rows: int) -> None:
+def test_qkv_norm_rotary(layout: HeadLayout, rows: int, norm_v: bool) -> None:
     d = layout.head_dim
     cos, sin = rotary_table(torch.arange(rows) * 7, 10_000 ** -(torch.arange(0, d, 2) / d))
     arguments = (draw(rows, layout.width), layout, draw(d, seed=1), draw(d, seed=2), cos, sin, 1e-6)
-    for ours, theirs in zip(qk_norm_rotary(*arguments), rotary_reference.qk_norm_rotary(*arguments), strict=True):
+    results = qkv_norm_rotary(*arguments, norm_v=norm_v)
+    for ours, theirs in zip(results, rotary_reference.qkv_norm_rotary(*arguments, norm_v), strict=True):
         assert ours.shape == theirs.shape
         assert error(ours, theirs) < BOUND
 
@@ -116,7 +121,7 @@ _WEIGHT, _SCALE = draw(88, 72, seed=5), draw(72, seed=6)
 def _heads(x: Tensor) -> Tensor:
     """The q of every head as rows."""
     cos, sin = torch.full((len(x), 8), 0.8), torch.full((len(x), 8), 0.6)
-    q, _, _ = qk_norm_rotary(x, _LAYOUT, _SCALE[:16], _SCALE[16:32], cos, sin, 1e-6)
+    q, _, _ = qkv_norm_rotary(x, _LAYOUT, _SCALE[:16], _SCALE[16:32], cos, sin, 1e-6)
     return q.transpose(0, 1).reshape(len(x), -1)
 
 

@@ -15,8 +15,8 @@ from spinf_serve.refusal import StartRefused
 from tests.engine.support import engine_config, make_plan, random_jobs, score
 from workers.engine.engine import ScoringEngine
 from workers.engine.errors import LoadError
-from workers.engine.models import GemmaModel, model_config
-from workers.engine.models.gemma import FULL, SLIDING, GemmaConfig
+from workers.engine.models import GemmaConfig, GemmaModel, model_config
+from workers.engine.models.gemma_config import FULL, SLIDING
 from workers.engine.weights import load_weights
 
 Json = dict[str, Any]
@@ -62,8 +62,15 @@ def test_multimodal_checkpoint_in_the_newer_spelling(snapshot: Path, tiny_checkp
 
 
 def test_a_stored_copy_of_a_tied_head_is_not_read(snapshot: Path, tiny_checkpoint: Path) -> None:
-    edit_weights(snapshot, lambda t: t | {"lm_head.weight": t["model.embed_tokens.weight"] * 2})
+    edit_weights(snapshot, lambda t: t | {"lm_head.weight": t["model.embed_tokens.weight"].clone()})
     assert np.array_equal(scores(snapshot), scores(tiny_checkpoint))
+
+
+def test_a_tied_head_stored_with_other_values_is_refused(snapshot: Path) -> None:
+    """The reference would use the stored one: config.json and the weights contradict each other."""
+    edit_weights(snapshot, lambda t: t | {"lm_head.weight": t["model.embed_tokens.weight"] * 2})
+    with pytest.raises(LoadError, match=r"ties lm_head\.weight"):
+        scores(snapshot)
 
 
 def test_an_untied_head_is_read(snapshot: Path, tiny_checkpoint: Path) -> None:
@@ -111,7 +118,7 @@ def test_absent_keys_take_the_reference_defaults(snapshot: Path) -> None:
     assert ours.vocab_size == theirs.vocab_size
     assert ours.sliding_window == theirs.sliding_window
     assert ours.scaling == theirs.query_pre_attn_scalar**-0.5
-    assert ours.layout.num_kv_heads == theirs.num_key_value_heads
+    assert ours.layouts[FULL].num_kv_heads == theirs.num_key_value_heads
     for kind in (FULL, SLIDING):
         assert ours.rotary[kind].theta == theirs.rope_parameters[kind]["rope_theta"]
 

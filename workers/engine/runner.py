@@ -50,10 +50,10 @@ class Runner:
     def stage(self, packed: PackedPass) -> StagedPass:
         """Index tensors, attention plan, and memory for the contents that the pass is to keep."""
         rows = self.rule.padded(len(packed.tokens))
-        layout = self.model.config.layout
-        attention = prepare(
-            packed.segments, rows=rows, group=layout.group, windows=self.model.windows(), rule=self.rule
-        )
+        attention = {
+            group: prepare(packed.segments, rows=rows, group=group, windows=windows, rule=self.rule)
+            for group, windows in self.model.windows().items()
+        }
         captures = []
         for content in packed.captures:
             store = KVStore(self.model.kv_shapes(), content.length, self.model.head_weight)

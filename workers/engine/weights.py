@@ -33,9 +33,9 @@ class Loadable(Protocol):
 
     fusions: ClassVar[dict[str, tuple[str, ...]]]
     prefixes: ClassVar[tuple[tuple[str, str], ...]]
+    ties: ClassVar[dict[str, str]]
     decoder: ClassVar[str]
 
-    def fused_rows(self, fused: str) -> tuple[int, ...]: ...
     def unused_reason(self, name: str) -> str | None: ...
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
     def get_submodule(self, target: str) -> nn.Module: ...
@@ -68,7 +68,8 @@ def weight_places(model: Loadable) -> dict[str, Place]:
             places[name] = Place(module, parameter, 0, parameter.shape[0], 0)
             continue
         first = 0
-        for i, (part, rows) in enumerate(zip(model.fusions[fused], model.fused_rows(fused), strict=True)):
+        assert isinstance(module, Linear | QuantLinear)
+        for i, (part, rows) in enumerate(zip(model.fusions[fused], module.parts, strict=True)):
             places[name.replace(fused, part)] = Place(module, parameter, first, rows, i)
             first += rows
     return places
@@ -161,6 +162,7 @@ def load_weights(model: Loadable, snapshot_dir: Path, on_progress: Progress | No
     total = sum(p.numel() * p.element_size() for _, p in model.named_parameters())
     done = 0
     reasons: Counter[str] = Counter()
+    tied: dict[str, StoredTensor] = {}
     with Snapshot(snapshot_dir) as snapshot:
         scales = _scales(model, layout, snapshot)
         for stored, tensor in snapshot.tensors.items():
@@ -171,6 +173,8 @@ def load_weights(model: Loadable, snapshot_dir: Path, on_progress: Progress | No
                 reason = model.unused_reason(name)
                 if reason is None:
                     raise LoadError(f"the snapshot holds a weight that the model has no place for: {stored}")
+                if name in model.ties:
+                    tied[model.ties[name]] = tensor
                 reasons[reason] += 1
                 continue
             if name not in missing:
@@ -180,11 +184,22 @@ def load_weights(model: Loadable, snapshot_dir: Path, on_progress: Progress | No
             done += math.prod(tensor.shape) * places[name].parameter.element_size()
             if on_progress is not None:
                 on_progress(done, total)
-    if missing:
-        raise LoadError(f"the snapshot lacks {len(missing)} weights: {', '.join(sorted(missing)[:5])}")
+        if missing:
+            raise LoadError(f"the snapshot lacks {len(missing)} weights: {', '.join(sorted(missing)[:5])}")
+        for name, tensor in tied.items():
+            _check_tied(tensor, name, places[name].parameter)
     model.loaded()
     for reason, count in reasons.items():
         log.info("%d weights are not read: %s", count, reason)
+
+
+def _check_tied(tensor: StoredTensor, name: str, parameter: Tensor) -> None:
+    """LoadError where a tensor is stored that config.json ties to another, but holds other values."""
+    equal = tensor.shape == parameter.shape
+    for first, rows in tensor.blocks() if equal else ():
+        equal = equal and torch.equal(rows.to(parameter.dtype), parameter[first : first + len(rows)])
+    if not equal:
+        raise LoadError(f"config.json ties {tensor.name} to {name}, but the snapshot stores both with different values")
 
 
 def _scales(model: Loadable, layout: Fp8Static | None, snapshot: Snapshot) -> dict[str, Scales]:

@@ -1,14 +1,14 @@
-"""Grouped-query self-attention over trees, with q/k norms and rotary positions."""
+"""Grouped-query self-attention over trees, with norms over each head and rotary positions."""
 
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from workers.engine.kernels.rotary import HeadLayout, qk_norm_rotary
+from workers.engine.kernels.rotary import HeadLayout, qkv_norm_rotary
 from workers.engine.kernels.tree_attention import tree_attention
 from workers.engine.layers.forward import Forward
 from workers.engine.layers.linear import Linear
-from workers.engine.layers.norm import OnePlusRMSNorm
+from workers.engine.layers.norm import RMSNorm
 
 Rotary = tuple[Tensor, Tensor]
 """cos and sin [T, D/2] of the pass's positions."""
@@ -16,11 +16,13 @@ Rotary = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """One layer's attention: head layout, score scale, norm epsilon, window (None: full)."""
+    """One layer's attention: head layout, score scale, norms (see `models.gemma_config`), window (None: full)."""
 
     layout: HeadLayout
     scaling: float
     eps: float
+    norm_offset: float
+    value_norm: bool
     window: int | None
 
 
@@ -33,23 +35,28 @@ class TreeSelfAttention(nn.Module):
         super().__init__()
         self.shape, self.index = shape, index
         layout = shape.layout
-        self.qkv_proj = Linear(hidden, layout.width)
+        if layout.shared_kv:
+            self.qk_proj = Linear(hidden, *layout.parts)
+        else:
+            self.qkv_proj = Linear(hidden, *layout.parts)
         self.o_proj = Linear(layout.num_heads * layout.head_dim, hidden)
-        self.q_norm = OnePlusRMSNorm(layout.head_dim, shape.eps)
-        self.k_norm = OnePlusRMSNorm(layout.head_dim, shape.eps)
+        self.q_norm = RMSNorm(layout.head_dim, shape.eps, shape.norm_offset)
+        self.k_norm = RMSNorm(layout.head_dim, shape.eps, shape.norm_offset)
 
     def loaded(self) -> None:
         """Folds the score scale into the q norm: exact where it is a power of two, as for head sizes 16, 64 and 256."""
-        self.q_scale = (1.0 + self.q_norm.weight) * self.shape.scaling
+        self.q_scale = (self.q_norm.offset + self.q_norm.weight) * self.shape.scaling
 
     def forward(self, x: Tensor, rotary: Rotary, fwd: Forward) -> Tensor:
-        qkv = self.qkv_proj(x, fwd.rule)
-        layout, eps = self.shape.layout, self.shape.eps
-        q, k, v = qk_norm_rotary(qkv, layout, self.q_scale, self.k_norm.scale, *rotary, eps)
+        shape, layout = self.shape, self.shape.layout
+        qkv = (self.qk_proj if layout.shared_kv else self.qkv_proj)(x, fwd.rule)
+        q, k, v = qkv_norm_rotary(
+            qkv, layout, self.q_scale, self.k_norm.scale, *rotary, shape.eps, norm_v=shape.value_norm
+        )
         for capture in fwd.captures:
             rows = slice(capture.start, capture.start + capture.store.length)
             kept_k, kept_v = capture.store.layers[self.index]
             kept_k.copy_(k[:, rows])
             kept_v.copy_(v[:, rows])
         stores = [store.layers[self.index] for store in fwd.stores]
-        return tree_attention(q, k, v, stores, fwd.attention, window=self.shape.window, rule=fwd.rule)
+        return tree_attention(q, k, v, stores, fwd.attention[layout.group], window=shape.window, rule=fwd.rule)

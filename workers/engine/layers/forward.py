@@ -1,6 +1,6 @@
 """The facts of one forward pass, made by the runner and handed down through every layer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -33,12 +33,15 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """tokens, positions [T] int64, padding at the end (id 0, position 0); read_rows [R] int64, a padded row count."""
+    """tokens, positions [T] int64, padding at the end (id 0, position 0); read_rows [R] int64, a padded row count.
+
+    attention: a plan for each G (query heads on one key/value head) among the layers.
+    """
 
     tokens: Tensor
     positions: Tensor
     read_rows: Tensor
-    attention: AttentionPlan
+    attention: Mapping[int, AttentionPlan]
     stores: tuple[KVStore, ...]
     captures: tuple[Capture, ...]
     rule: RowRule

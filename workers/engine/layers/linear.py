@@ -8,11 +8,12 @@ from workers.engine.kernels.products import RowRule
 
 
 class Linear(nn.Module):
-    """x [T, K] → x · weightᵀ [T, O]."""
+    """x [T, K] → x · weightᵀ [T, O]. `parts`: rows of each checkpoint tensor that lies in the weight, top to bottom."""
 
-    def __init__(self, in_features: int, out_features: int) -> None:
+    def __init__(self, in_features: int, *parts: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
+        self.parts = parts
+        self.weight = nn.Parameter(torch.empty(sum(parts), in_features), requires_grad=False)
 
     def forward(self, x: Tensor, rule: RowRule) -> Tensor:
         return linear(x, self.weight, rule)

@@ -48,6 +48,14 @@ def optional_number(config: Json, key: str) -> float | None:
     return None if config.get(key) is None else number(config, key)
 
 
+def boolean(config: Json, key: str, default: bool) -> bool:
+    """True or false; the default where the key is absent."""
+    value = config.get(key, default)
+    if not isinstance(value, bool):
+        raise LoadError(f"config.json: {key} must be true or false, not {value!r}")
+    return value
+
+
 def require(config: Json, key: str, default: Any, allowed: tuple[Any, ...]) -> None:
     """LoadError unless the value is one that this engine computes."""
     value = config.get(key, default)
@@ -57,27 +65,40 @@ def require(config: Json, key: str, default: Any, allowed: tuple[Any, ...]) -> N
 
 @dataclass(frozen=True, slots=True)
 class RotarySettings:
-    """theta: the base; factor: positions are divided by it (`linear` scaling), 1.0 without scaling."""
+    """theta: the base; factor: positions are divided by it (`linear` scaling), 1.0 without scaling.
+
+    turned: the share of a head's pairs that turn (`proportional`), the first ones; the others stay as they are.
+    """
 
     theta: float
     factor: float = 1.0
+    turned: float = 1.0
 
     @classmethod
-    def from_json(cls, name: str, settings: Json, theta: float) -> "RotarySettings":
-        """From one layer type's entry; `theta` stands where the entry names no base."""
-        kinds = {settings[key] for key in ("rope_type", "type") if key in settings} or {"default"}
-        kind = kinds.pop()
-        if kinds:
+    def from_json(
+        cls, name: str, settings: Json, theta: float | None, kinds: tuple[str, ...] = ("default", "linear")
+    ) -> "RotarySettings":
+        """From one layer type's entry of a supported kind; `theta` stands where the entry names no base."""
+        named = {settings[key] for key in ("rope_type", "type") if key in settings} or {"default"}
+        kind = named.pop()
+        if named:
             raise LoadError(f"config.json: the rope settings of {name} name two types")
-        if kind not in ("default", "linear"):
-            raise LoadError(f"config.json: rope type {kind!r} of {name} is not supported (supported: default, linear)")
-        unknown = set(settings) - {"rope_type", "type", "rope_theta", "factor"}
+        if kind not in kinds:
+            supported = ", ".join(kinds)
+            raise LoadError(f"config.json: rope type {kind!r} of {name} is not supported (supported: {supported})")
+        known = {"rope_type", "type", "rope_theta", "factor"}
+        unknown = set(settings) - known - ({"partial_rotary_factor"} if kind == "proportional" else set())
         if unknown:
             raise LoadError(f"config.json: unknown rope setting of {name}: {', '.join(sorted(unknown))}")
-        factor = number(settings, "factor") if kind == "linear" else 1.0
-        return cls(number(settings, "rope_theta", theta), factor)
+        factor = number(settings, "factor", None if kind == "linear" else 1.0) if kind != "default" else 1.0
+        turned = number(settings, "partial_rotary_factor", 1.0)
+        if turned > 1:
+            raise LoadError(f"config.json: partial_rotary_factor of {name} must be at most 1, not {turned}")
+        return cls(number(settings, "rope_theta", theta), factor, turned)
 
     def inv_freq(self, head_dim: int) -> Tensor:
-        """[D/2] float32: theta^(-2i/D) / factor, rounded as transformers rounds it."""
+        """[D/2] float32: theta^(-2i/D) / factor, rounded as transformers rounds it; 0 for a pair that does not turn."""
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-        return 1.0 / (self.theta**exponents) / self.factor
+        frequencies = 1.0 / (self.theta**exponents) / self.factor
+        frequencies[int(self.turned * head_dim // 2) :] = 0.0
+        return frequencies

@@ -1,4 +1,4 @@
-"""rotary: from the fused projection to what attention reads: split heads, norm of q and k, rotary positions, layout."""
+"""rotary: from the fused projection to what attention reads: split heads, norms, rotary positions, layout."""
 
 from dataclasses import dataclass
 
@@ -6,16 +6,17 @@ from torch import Tensor
 
 from workers.engine.kernels.rotary import cpu
 
-__all__ = ["HeadLayout", "qk_norm_rotary", "rotary_table"]
+__all__ = ["HeadLayout", "qkv_norm_rotary", "rotary_table"]
 
 
 @dataclass(frozen=True, slots=True)
 class HeadLayout:
-    """How the fused projection [T, (H + 2·N)·D] splits into q, k and v."""
+    """How the fused projection splits into q, k, v: [T, (H + 2·N)·D], or [T, (H + N)·D] where k and v share theirs."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    shared_kv: bool = False
 
     @property
     def group(self) -> int:
@@ -23,9 +24,15 @@ class HeadLayout:
         return self.num_heads // self.num_kv_heads
 
     @property
+    def parts(self) -> tuple[int, ...]:
+        """Columns of q, k and, unless it is shared, v in the fused projection."""
+        kv = self.num_kv_heads * self.head_dim
+        return (self.num_heads * self.head_dim, kv) if self.shared_kv else (self.num_heads * self.head_dim, kv, kv)
+
+    @property
     def width(self) -> int:
         """Columns of the fused projection."""
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        return sum(self.parts)
 
 
 def rotary_table(positions: Tensor, inv_freq: Tensor) -> tuple[Tensor, Tensor]:
@@ -33,7 +40,7 @@ def rotary_table(positions: Tensor, inv_freq: Tensor) -> tuple[Tensor, Tensor]:
     return cpu.rotary_table(positions, inv_freq)
 
 
-def qk_norm_rotary(
+def qkv_norm_rotary(
     qkv: Tensor,
     layout: HeadLayout,
     q_scale: Tensor,
@@ -41,11 +48,14 @@ def qk_norm_rotary(
     cos: Tensor,
     sin: Tensor,
     eps: float,
+    *,
+    norm_v: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """qkv [T, (H + 2·N)·D] → q [N, T, G, D], k [N, T+1, D], v [N, T+1, D].
+    """qkv [T, layout.width] → q [N, T, G, D], k [N, T+1, D], v [N, T+1, D].
 
-    q and k are normalised over D with the scales [D] and rotated by cos, sin [T, D/2] (the two halves of D form the pairs:
-    the transformers convention). Head h of the projection is query h % G of key/value head h // G. Row T of k and v is zero:
-    it stands where an attention block has no token.
+    q and k are normalised over D with the scales [D] and rotated by cos, sin [T, D/2] (the two halves of D form the
+    pairs: the transformers convention). v is the projection as it is, the key's before norm and rotation where they
+    share it; with `norm_v` it is normalised over D without a scale. Head h of the projection is query h % G of key/value
+    head h // G. Row T of k and v is zero: it stands where an attention block has no token.
     """
-    return cpu.qk_norm_rotary(qkv, layout, q_scale, k_scale, cos, sin, eps)
+    return cpu.qkv_norm_rotary(qkv, layout, q_scale, k_scale, cos, sin, eps, norm_v)

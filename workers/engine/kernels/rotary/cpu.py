@@ -25,7 +25,7 @@ def _rotate_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> None:
     torch.add(second * cos, first * sin, out=out[..., half:])
 
 
-def qk_norm_rotary(
+def qkv_norm_rotary(
     qkv: Tensor,
     layout: "HeadLayout",
     q_scale: Tensor,
@@ -33,11 +33,12 @@ def qk_norm_rotary(
     cos: Tensor,
     sin: Tensor,
     eps: float,
+    norm_v: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The op of `kernels.rotary`: q [N, T, G, D], k and v [N, T+1, D] with a zero row T."""
     t, d = qkv.shape[0], layout.head_dim
     n, h, g = layout.num_kv_heads, layout.num_heads, layout.group
-    heads = qkv.view(t, h + 2 * n, d)
+    heads = qkv.view(t, -1, d)
     cos, sin = cos[:, None], sin[:, None]
     q = qkv.new_empty(n, t, g, d)
     k, v = qkv.new_empty(2, n, t + 1, d).unbind(0)
@@ -46,5 +47,6 @@ def qk_norm_rotary(
         q.permute(1, 0, 2, 3), rms_norm(heads[:, :h], q_scale, eps).view(t, n, g, d), cos[:, None], sin[:, None]
     )
     _rotate_into(k[:, :t].transpose(0, 1), rms_norm(heads[:, h : h + n], k_scale, eps), cos, sin)
-    v[:, :t].transpose(0, 1).copy_(heads[:, h + n :])
+    values = heads[:, -n:]
+    v[:, :t].transpose(0, 1).copy_(rms_norm(values, None, eps) if norm_v else values)
     return q, k, v

@@ -19,7 +19,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def qk_norm_rotary(
+def qkv_norm_rotary(
     qkv: Tensor,
     layout: "HeadLayout",
     q_scale: Tensor,
@@ -27,12 +27,15 @@ def qk_norm_rotary(
     cos: Tensor,
     sin: Tensor,
     eps: float,
+    norm_v: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The op of `kernels.rotary`: q [N, T, G, D], k and v [N, T+1, D]."""
     heads = qkv.view(qkv.shape[0], -1, layout.head_dim).unbind(1)
     n, h, g = layout.num_kv_heads, layout.num_heads, layout.group
     q = [rotate(rms_norm(x, q_scale, eps), cos, sin) for x in heads[:h]]
     k = [rotate(rms_norm(x, k_scale, eps), cos, sin) for x in heads[h : h + n]]
+    values = heads[h : h + n] if layout.shared_kv else heads[h + n :]
+    v = [rms_norm(x, torch.ones(layout.head_dim), eps) if norm_v else x for x in values]
     grouped = [torch.stack(q[i * g : (i + 1) * g], dim=1) for i in range(n)]
     zero_row = (0, 0, 0, 1)
-    return torch.stack(grouped), pad(torch.stack(k), zero_row), pad(torch.stack(heads[h + n :]), zero_row)
+    return torch.stack(grouped), pad(torch.stack(k), zero_row), pad(torch.stack(v), zero_row)
