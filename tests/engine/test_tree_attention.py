@@ -187,6 +187,14 @@ def test_bits_depend_on_the_path_alone(name: str, window: int | None) -> None:
     assert same_bits(last_rows(name), last_rows("alone"))
 
 
+@pytest.mark.parametrize("window", [None, 1100])
+def test_bits_of_long_paths(window: int | None) -> None:
+    """Past a thousand keys a library sums in stages; where a row's first visible block lies must not move them."""
+    alone = path_case(one_path([1400]), [(0, 0)], 1400)
+    cut = path_case([(1, 0, 1370, -1), (0, 0, 30, 0)], [(1, 0), (0, 0)], 1400)
+    assert same_bits(run(cut, window)[:30], run(alone, window)[1370:1400])
+
+
 def test_another_tree_of_nan_and_infinity_changes_nothing() -> None:
     rows = [(0, 0, 61, -1), (0, 61, 120, -1), (0, 181, 30, 1)]
     case = path_case(rows, [(0, 61), (0, 181)])

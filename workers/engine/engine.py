@@ -29,7 +29,7 @@ from workers.engine.selfcheck import verify_invariance
 from workers.engine.stats import EngineStats
 from workers.engine.ticket import Ticket
 from workers.engine.validate import check_plan
-from workers.engine.warmup import WARMUP, all_shares, warmup_plan
+from workers.engine.warmup import warmup_share
 from workers.engine.weights import load_weights
 
 log = logging.getLogger(__name__)
@@ -114,14 +114,10 @@ class ScoringEngine:
         return done
 
     def warm_up(self) -> None:
-        """Run what the first requests would pay for, as `config.warmup` says. On the CPU nothing is compiled."""
+        """Run one short pass, unless `config.warmup` is `none`. On the CPU nothing is compiled: `full` asks no more."""
         started = time.monotonic()
-        sizes = () if self.config.warmup == "none" else (256, self.config.token_budget)
-        for size in sizes:
-            plan = warmup_plan(min(size, self.config.token_budget))
-            for share in all_shares(plan, self.config):
-                self._runner.run(self._runner.stage(build_pass([share])))
-        self._runner.free(WARMUP)
+        if self.config.warmup != "none":
+            self._runner.run(self._runner.stage(build_pass([warmup_share(self.config)])))
         self.info = replace(self.info, warmup_s=time.monotonic() - started)
 
     def stats(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The plans of the warm-up."""
+"""The plan of the warm-up."""
 
 import numpy as np
 
@@ -6,9 +6,7 @@ from spinf_serve.config import EngineConfig
 from spinf_serve.plan import ScorePlan
 from workers.engine.packing import PlanCursor, Share
 
-WARMUP = object()
-"""The key of the warm-up's shares."""
-
+_TOKENS = 256
 _BRANCH = 12  # tokens: a common question's length
 
 
@@ -31,10 +29,9 @@ def warmup_plan(tokens: int) -> ScorePlan:
     )
 
 
-def all_shares(plan: ScorePlan, config: EngineConfig) -> list[Share]:
-    """The plan's pieces, each for a pass of its own."""
-    cursor = PlanCursor(plan, config.token_budget, config.max_tokens)
-    shares = []
-    while (piece := cursor.take(max(config.token_budget, cursor.next_cost()))) is not None:
-        shares.append(Share(WARMUP, plan, piece))
-    return shares
+def warmup_share(config: EngineConfig) -> Share:
+    """The warm-up's one piece, within the budget."""
+    plan = warmup_plan(min(_TOKENS, config.token_budget))
+    piece = PlanCursor(plan, config.token_budget, config.max_tokens).take(config.token_budget)
+    assert piece is not None
+    return Share("warm-up", plan, piece)

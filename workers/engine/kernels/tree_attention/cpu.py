@@ -9,6 +9,7 @@ another request's.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,13 +77,13 @@ def _visible(group: Group, positions: Tensor, window: int | None) -> Visible:
 
 def _stage(group: Group, windows: Sequence[int | None], zero_row: int) -> StagedGroup:
     slots, columns = len(group.tails), group.tail_blocks * BLOCK
-    index = torch.full((slots, columns), zero_row, dtype=torch.int64)
+    index = np.full((slots, columns), zero_row, dtype=np.int64)
     patches: list[Patch] = []
     for i, tail in enumerate(group.tails):
         column = 0
         for source, start, rows in tail:
             if source == 0:
-                index[i, column : column + rows] = torch.arange(start, start + rows)
+                index[i, column : column + rows] = np.arange(start, start + rows)
             else:
                 patches.append((i, column, source, start, rows))
             column += rows
@@ -96,7 +97,7 @@ def _stage(group: Group, windows: Sequence[int | None], zero_row: int) -> Staged
         shared=group.shared,
         first_tail=group.first_tail,
         tail_blocks=group.tail_blocks,
-        tail_index=index.reshape(-1),
+        tail_index=torch.from_numpy(index).reshape(-1),
         patches=tuple(patches),
         visible={window: _visible(group, positions, window) for window in set(windows)},
     )

@@ -1,0 +1,105 @@
+"""The start-up check: it passes on this machine, sees a library that fails, and the fixed rule it then picks works."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.engine.support import engine_config, make_plan, random_jobs, score
+from workers.engine import selfcheck
+from workers.engine.engine import ScoringEngine
+from workers.engine.kernels import products
+from workers.engine.kernels.products import RowRule
+from workers.engine.runner import Runner
+
+SHAPES = [(64, 128), (128, 64)]
+Into = Callable[..., Tensor]
+
+
+def check() -> tuple[RowRule, bool]:
+    return selfcheck.verify_invariance(SHAPES, 64, [16])
+
+
+def test_this_machine_needs_no_fixed_pieces() -> None:
+    assert check() == (RowRule(), True)
+
+
+def by_row_count(plain: Into, limit: int) -> Into:
+    """A product that adds in another order below `limit` rows, as a library does that picks a kernel by row count."""
+
+    def product(out: Tensor, a: Tensor, b: Tensor, rule: RowRule, **options: Any) -> Tensor:
+        result = plain(out, a, b, rule, **options)
+        if rule.fixed is None and a.shape[0] < limit:
+            result.mul_(1 + 2**-20)
+        return result
+
+    return product
+
+
+@pytest.mark.parametrize("limit", [17, 100])
+def test_a_linear_that_depends_on_the_row_count(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    plain = products.linear_into
+    monkeypatch.setattr(
+        selfcheck,
+        "linear_into",
+        lambda out, x, w, rule: by_row_count(lambda o, a, b, r: plain(o, a, b, r), limit)(out, x, w, rule),
+    )
+    assert check()[0] == RowRule(64, 64)
+
+
+def test_an_attention_product_that_depends_on_the_row_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selfcheck, "product_into", by_row_count(products.product_into, 40))
+    assert check()[0] == RowRule(64, 64)
+
+
+@pytest.mark.parametrize("name", ["batch_product", "batch_product_add"])
+def test_a_batched_product_of_other_bits(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    plain = getattr(products, name)
+    monkeypatch.setattr(selfcheck, name, lambda *args: plain(*args).mul_(1 + 2**-20))
+    assert check()[0] == RowRule(64, 64)
+
+
+def test_an_exponential_that_depends_on_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The vectorised part of a loop and its scalar end: what gelu and sigmoid do in this library."""
+    monkeypatch.setattr(torch, "tanh", torch.sigmoid)
+    rule, elementwise = check()
+    assert rule == RowRule()
+    assert not elementwise
+
+
+def test_fixed_pieces_give_right_and_equal_bits(tiny_checkpoint: Path, engine: ScoringEngine) -> None:
+    """A whole engine under the fixed rule: close to the free one, and the same bits packed, alone and split."""
+    jobs = random_jobs(51, 800, [70, 5, 64], 4)
+    plan, _ = make_plan(jobs)
+    config = engine_config(tiny_checkpoint)
+    fixed = Runner(engine._runner.model, RowRule(64, 64))
+    together = score(ScoringEngine(config, fixed, engine.info), plan).logprobs
+    assert np.abs(together - score(engine, plan).logprobs).max() < 1e-4
+    small = engine_config(tiny_checkpoint, token_budget=60, max_tokens=200)
+    assert np.array_equal(score(ScoringEngine(small, fixed, engine.info), plan).logprobs, together)
+    first = 0
+    for job in jobs:
+        alone = score(ScoringEngine(config, fixed, engine.info), make_plan([job])[0]).logprobs
+        assert np.array_equal(alone, together[first : first + len(alone)])
+        first += len(alone)
+
+
+def test_the_products_of_fixed_pieces_do_not_see_their_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a library that depends on the row count, the fixed rule still gives a row the same bits everywhere."""
+    plain = torch.mm
+
+    def by_count(a: Tensor, b: Tensor, **options: Any) -> Tensor:
+        return plain(a, b, **options).mul_(1 + a.shape[0] * 2**-20)
+
+    monkeypatch.setattr(torch, "mm", by_count)
+    rule = RowRule(64, 64)
+    x, w = torch.randn(192, 24), torch.randn(24, 40)
+    whole = products.product_into(torch.empty(192, 40), x, w, rule)
+    part = products.product_into(torch.empty(64, 40), x[64:128], w, rule)
+    batch = products.batch_product(x.view(3, 64, 24), w.expand(3, -1, -1), rule)
+    assert torch.equal(part, whole[64:128])
+    assert torch.equal(batch.view(192, 40), whole)
