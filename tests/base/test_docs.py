@@ -65,6 +65,7 @@ def test_every_variable_is_documented() -> None:
 
 def test_every_command_is_documented() -> None:
     commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    commands |= {group.name for group in app.registered_groups if group.name}
     documented = {
         match[1]
         for cell in first_cells(section(page("configuration"), "Commands"))
