@@ -158,7 +158,7 @@ def read_packs(scoring: Fields, shelf: Shelf) -> PackUses:
     entries = scoring.items("packs")
     if not entries:
         return PackUses(known="packs" not in scoring or entries == [])
-    place, uses, seen = scoring.place("packs"), list[PackUse](), set[str]()
+    place, uses, seen, shown = scoring.place("packs"), list[PackUse](), set[str](), set[str]()
     for i, entry in enumerate(entries):
         if not isinstance(entry, dict):
             scoring.faults.add(place.item(i), "invalid_field", "must be an object")
@@ -166,6 +166,10 @@ def read_packs(scoring: Fields, shelf: Shelf) -> PackUses:
         fields = Fields(entry, place.item(i), scoring.faults)
         if use := _use(fields, shelf, seen):
             uses.append(use)
+            ids = {query.id for query in use.queries} if use.include_queries else set()
+            if ids & shown:
+                fields.fault("include_queries", "another pack shows queries with the same ids", "duplicate_id")
+            shown |= ids
     return PackUses(tuple(uses), sent=True, known=len(uses) == len(entries))
 
 

@@ -260,6 +260,14 @@ REFUSALS: list[tuple[dict[str, Any], str, str | None]] = [
     ),
     (with_scoring(packs=[use(), use("acme/plain")]), "pack_conflict", "scoring.packs.1.context"),
     (with_scoring(packs=[use(context="post"), use("acme/loud")]), "pack_conflict", "scoring.packs.1.context"),
+    (
+        with_scoring(
+            packs=[use("acme/plain", include_queries=True), use("acme/media", include_queries=True)],
+        )
+        | {"inputs": [item("0")]},
+        "duplicate_id",
+        "scoring.packs.1.include_queries",
+    ),
     (with_scoring(case_insensitive=True), "pack_conflict", "scoring.case_insensitive"),
     (with_scoring(queries=[query(id="p-tone")]), "duplicate_id", "scoring.queries.0.id"),
     (with_input(queries=[query(id="p-tone")]), "duplicate_id", "inputs.0.queries.0.id"),
