@@ -458,3 +458,33 @@ def test_a_token_that_cannot_be_one_is_refused_without_its_text(hub: FakeHub, mo
         assert "characters that no token has" in text
         assert "hf_Ab" not in text
     assert not hub.seen
+
+
+def test_what_no_wait_helps_is_not_waited_for(hub: FakeHub) -> None:
+    hub.faults.status[SHARD] = (403, "")
+    refusal(hub)
+    assert sum(seen.path.endswith(SHARD) for seen in hub.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("GET https://user:pa%20ss@hub.example/api?x=1 failed", "GET https://hub.example/api failed"),
+        ("see https://cdn.example/f?Signature=abc&Expires=1 (403)", "see https://cdn.example/f (403)"),
+        ("header b'Bearer abc.def'", "header b'Bearer ***'"),
+        ("authorization: basic dXNlcg==", "authorization: basic ***"),
+        ("token hf_AbCdEf123, and plain-secret too", "token hf_***, and *** too"),
+        ("no secrets: a/b at 12:30, 50 % of x?", "no secrets: a/b at 12:30, 50 % of x?"),
+    ],
+)
+def test_texts_are_scrubbed(text: str, clean: str) -> None:
+    failures.keep_secret("plain-secret")
+    assert failures.scrub(text) == clean
+
+
+def test_the_token_of_a_login_is_a_secret_too(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "token").write_text("of-a-login")
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+    fetch(hub)
+    assert {seen.authorization for seen in hub.seen} == {"Bearer of-a-login"}
+    assert failures.scrub("x of-a-login x") == "x *** x"
