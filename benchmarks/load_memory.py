@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from workers.engine.quant import fp8
+from workers.engine.quant.compressed_tensors import to_json
 from workers.engine.shard_writer import Entry, ShardWriter
 from workers.engine.shards import DTYPES
 
@@ -66,20 +68,35 @@ def shapes(layers: int) -> dict[str, tuple[int, ...]]:
     return out
 
 
+def kinds(layers: int, dtype: str) -> dict[str, Entry]:
+    """The stored tensors; with F8_E4M3 the linears of the layers are static fp8 and everything else is BF16."""
+    if dtype != "F8_E4M3":
+        return {name: Entry(dtype, shape) for name, shape in shapes(layers).items()}
+    out: dict[str, Entry] = {}
+    for name, shape in shapes(layers).items():
+        if name.endswith("_proj.weight"):
+            stored = fp8.layout(name.removesuffix(".weight"), shape)
+            out |= {part: Entry(*kind) for part, kind in stored.items()}
+        else:
+            out[name] = Entry("BF16", shape)
+    return out
+
+
 def write_checkpoint(folder: Path, gigabytes: float, dtype: str) -> int:
     """One model.safetensors of about this size; returns its bytes."""
-    fixed = sum(torch.Size(shape).numel() for shape in shapes(0).values())
-    layer = sum(torch.Size(shape).numel() for shape in shapes(1).values()) - fixed
-    count = max(1, round((gigabytes * 1e9 / DTYPES[dtype].itemsize - fixed) / layer))
-    (folder / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": count}))
-    entries = {name: Entry(dtype, shape) for name, shape in shapes(count).items()}
+    fixed = sum(entry.num_bytes for entry in kinds(0, dtype).values())
+    layer = sum(entry.num_bytes for entry in kinds(1, dtype).values()) - fixed
+    count = max(1, round((gigabytes * 1e9 - fixed) / layer))
+    quantization = {"quantization_config": to_json(["lm_head"])} if dtype == "F8_E4M3" else {}
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **quantization, "num_hidden_layers": count}))
     generator = torch.Generator().manual_seed(0)
+    entries = kinds(count, dtype)
     with ShardWriter(folder / "model.safetensors", entries, {"format": "pt"}) as writer:
         for name, entry in entries.items():
-            rows = entry.shape[0]
-            for first in range(0, rows, 4096):
-                block = torch.randn(min(4096, rows - first), *entry.shape[1:], generator=generator)
-                writer.write(name, (block * 0.02).to(DTYPES[dtype]))
+            for first in range(0, entry.shape[0], 4096):
+                rows = min(4096, entry.shape[0] - first)
+                block = torch.rand(rows, *entry.shape[1:], generator=generator) * 0.02
+                writer.write(name, block.to(DTYPES[entry.dtype]))
     return (folder / "model.safetensors").stat().st_size
 
 
@@ -87,7 +104,7 @@ def main() -> None:
     """Write, load in a child, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=4.0)
-    parser.add_argument("--dtype", choices=("BF16", "F32"), default="BF16")
+    parser.add_argument("--dtype", choices=("BF16", "F32", "F8_E4M3"), default="BF16")
     parser.add_argument("--folder", type=Path, default=None, help="where the temporary checkpoint goes")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:

@@ -99,7 +99,7 @@ def export_fp8(
         plan = _plan(source_dir, snapshot, calibration)
         try:
             target_dir.parent.mkdir(parents=True, exist_ok=True)
-            _check_space(target_dir.parent, snapshot)
+            _check_space(target_dir.parent, snapshot, plan)
             with tempfile.TemporaryDirectory(prefix=f".{target_dir.name}.tmp-", dir=target_dir.parent) as temporary:
                 work = Path(temporary) / target_dir.name
                 work.mkdir()
@@ -141,8 +141,8 @@ def _other_linears(snapshot: Snapshot, linears: dict[str, str]) -> set[str]:
     }
 
 
-def _check_space(parent: Path, snapshot: Snapshot) -> None:
-    needed = sum(tensor.num_bytes for tensor in snapshot.tensors.values())
+def _check_space(parent: Path, snapshot: Snapshot, plan: _Plan) -> None:
+    needed = sum(entry.num_bytes for shard in snapshot.shards for entry in _entries(shard, plan).values())
     if shutil.disk_usage(parent).free < needed:
         raise LoadError(f"{parent} has less than {needed / 1e9:.1f} GB free")
 

@@ -4,9 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from workers.engine.errors import LoadError
+from workers.engine.layers.linear import Linear
 from workers.engine.quant import Fp8Linear, QuantLinear, make_linear
 from workers.engine.quant.calibration import Calibration
-from workers.engine.weights import Loadable, Place, decoder_linears
+from workers.engine.weights import Loadable, decoder_linears
 
 
 def use_scheme(model: Loadable, scheme: str) -> None:
@@ -14,14 +15,11 @@ def use_scheme(model: Loadable, scheme: str) -> None:
 
     `load_weights` fills them: it copies codes that are stored in the scheme's own form and quantizes everything else.
     """
-    parts: dict[nn.Module, list[Place]] = {}
-    for place in decoder_linears(model).values():
-        parts.setdefault(place.module, []).append(place)
-    names = {module: name for name, module in _modules(model).items()}
-    for module, places in parts.items():
-        parent, _, own = names[module].rpartition(".")
-        rows = [place.rows for place in sorted(places, key=lambda place: place.part)]
-        setattr(model.get_submodule(parent), own, make_linear(scheme, places[0].parameter.shape[1], rows))
+    modules = {place.module for place in decoder_linears(model).values()}
+    for name, module in _modules(model).items():
+        if module in modules and isinstance(module, Linear):
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, make_linear(scheme, module.weight.shape[1], module.parts))
 
 
 def set_input_scales(model: Loadable, calibration: Calibration) -> None:

@@ -16,7 +16,7 @@ from workers.engine.layers.linear import Linear
 from workers.engine.models.config import read_config
 from workers.engine.quant import Fp8Linear, QuantLinear
 from workers.engine.quant.compressed_tensors import Fp8Static, Scales, read_scales
-from workers.engine.quant.fp8 import WEIGHT, unpack
+from workers.engine.quant.fp8 import WEIGHT, has_nan, unpack
 from workers.engine.quant.linear import Blocks
 from workers.engine.shards import Snapshot, StoredTensor
 
@@ -108,19 +108,20 @@ def stored_linears(model: Loadable, snapshot: Snapshot) -> dict[str, str]:
 
 
 def float_blocks(tensor: StoredTensor, scales: Scales | None) -> Blocks:
-    """The tensor's rows as float32, dequantized where it has scales. LoadError for a code that is no number."""
+    """The tensor's rows as float32, dequantized where it has scales. LoadError for a code that is not a number."""
 
     def blocks() -> Iterator[tuple[int, Tensor]]:
-        for first, rows in tensor.blocks():
-            if scales is None:
-                yield first, rows.float()
-                continue
-            values = unpack(rows, scales.weight)
-            if values.isnan().any():
-                raise LoadError(f"weight {tensor.name} holds a code that is not a number")
-            yield first, values
+        for first, rows in tensor.blocks() if scales is None else _codes(tensor):
+            yield first, rows.float() if scales is None else unpack(rows, scales.weight)
 
     return blocks
+
+
+def _codes(tensor: StoredTensor) -> Iterator[tuple[int, Tensor]]:
+    for first, codes in tensor.blocks():
+        if has_nan(codes):
+            raise LoadError(f"weight {tensor.name} holds a code that is not a number")
+        yield first, codes
 
 
 def _put(tensor: StoredTensor, place: Place, scales: Scales | None) -> None:
@@ -139,9 +140,7 @@ def _put(tensor: StoredTensor, place: Place, scales: Scales | None) -> None:
 def _put_codes(tensor: StoredTensor, linear: QuantLinear, part: int, scales: Scales | None) -> None:
     """Codes of the same kind are copied as they are; anything else is quantized from its float32 rows."""
     if scales is not None and isinstance(linear, Fp8Linear):
-        for _ in float_blocks(tensor, scales)():  # refuses codes that are no number
-            pass
-        linear.put_stored(part, tensor.blocks, scales.weight)
+        linear.put_stored(part, _codes(tensor), scales.weight)
         linear.input_scales[part] = scales.input
         return
     try:

@@ -43,12 +43,14 @@ def emulated(model: Any, texts: tuple[tuple[int, ...], ...]) -> dict[str, float]
     return found
 
 
-def test_largest_inputs_are_the_references(tiny_checkpoint: Path) -> None:
+@pytest.mark.parametrize(("checkpoint", "linears"), [("tiny_checkpoint", 21), ("tiny_gemma4", 26)])
+def test_largest_inputs_are_the_references(request: pytest.FixtureRequest, checkpoint: str, linears: int) -> None:
     """Products in another order move a rounded activation by one code at most, and what follows by a few per cent."""
-    ours = calibrate(tiny_checkpoint, TEXTS)
-    theirs = emulated(load_reference(tiny_checkpoint), TEXTS)
+    snapshot: Path = request.getfixturevalue(checkpoint)
+    ours = calibrate(snapshot, TEXTS)
+    theirs = emulated(load_reference(snapshot), TEXTS)
     assert ours.keys() == theirs.keys()
-    assert len(ours) == 21
+    assert len(ours) == linears
     for name, value in theirs.items():
         exact = name.startswith("model.layers.0.self_attn.") and not name.endswith("o_proj")
         assert ours[name] == pytest.approx(value, rel=1e-6 if exact else 0.03), name

@@ -28,6 +28,7 @@ from tests.engine.quant.support import (
 )  # fmt: skip
 from tests.engine.support import engine_config, make_plan, random_jobs, score
 from tests.support.tiny import make_tiny_checkpoint
+from tests.support.tiny_gemma4 import make_tiny_gemma4
 from workers.engine import export
 from workers.engine.engine import ScoringEngine
 from workers.engine.errors import LoadError
@@ -65,7 +66,15 @@ def sharded(folder: Path) -> Path:
     return bf16_checkpoint(folder, shards=3)
 
 
-@pytest.mark.parametrize("make", [bf16_checkpoint, make_tiny_checkpoint, sharded], ids=["bf16", "f32", "shards"])
+def gemma4(folder: Path) -> Path:
+    """A multimodal one: layers with and without a value projection, media tensors of their own."""
+    return make_tiny_gemma4(folder, model_type="gemma4_unified", shards=2)
+
+
+SOURCES = {"bf16": bf16_checkpoint, "f32": make_tiny_checkpoint, "shards": sharded, "gemma4": gemma4}
+
+
+@pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES)
 def test_export_then_load_is_quantizing_at_load_time(tmp_path: Path, make: Any) -> None:
     source = make(tmp_path / "source")
     static, calibration = exported(source, tmp_path / "static")

@@ -5,7 +5,7 @@ together share it, so the scheme is not batch-invariant). Stored layout: compres
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -34,6 +34,11 @@ def quantize(rows: Tensor, scale: Tensor) -> Tensor:
 def unpack(codes: Tensor, scale: Tensor) -> Tensor:
     """e4m3 codes · scale → float32."""
     return codes.float() * scale
+
+
+def has_nan(codes: Tensor) -> bool:
+    """Whether one of the e4m3 codes is one of the two that stand for no number."""
+    return bool(((codes.view(torch.uint8) & 0x7F) == 0x7F).any())
 
 
 def input_scale(amax: float) -> float:
@@ -84,11 +89,11 @@ class Fp8Linear(QuantLinear):
         for row, rows in blocks():
             self.weight[first + row : first + row + len(rows)] = quantize(rows, scale)
 
-    def put_stored(self, part: int, blocks: Blocks, scale: Tensor) -> None:
-        """Copy codes as they are stored: `blocks` gives e4m3 rows."""
+    def put_stored(self, part: int, blocks: Iterable[tuple[int, Tensor]], scale: Tensor) -> None:
+        """Copy codes as they are stored: `blocks` are (first row, e4m3 rows)."""
         first = self.rows_of(part).start
         self.weight_scale[self.rows_of(part)] = scale
-        for row, codes in blocks():
+        for row, codes in blocks:
             self.weight[first + row : first + row + len(codes)] = codes
 
     def quantize_input(self, x: Tensor, part: int) -> tuple[Tensor, Tensor]:
