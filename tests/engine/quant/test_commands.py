@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from spinf_serve import Engine
 from spinf_serve.cli import app
-from tests.engine.quant.support import bf16_checkpoint, write_calibration
+from tests.engine.quant.support import bf16_checkpoint, change, exported, write_calibration
 from workers.engine.calibrate import calibrate
 from workers.engine.export import weights_digest
 from workers.engine.quant import fp8
@@ -81,6 +82,16 @@ def test_from_a_corpus_to_a_served_checkpoint(source: Path, corpus: Path, tmp_pa
     with Engine(str(target), device="cpu", warmup="none") as engine:
         options = engine.score(body)["results"][0]["queries"][0]["combinations"][0]["options"]
     assert sum(option["p"] for option in options) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_bad_scale_refuses_the_start_by_name(source: Path, tmp_path: Path) -> None:
+    """As for everything that no retry cures: the command says which tensor and exits with 1."""
+    snapshot, _ = exported(source, tmp_path / "static")
+    name = "model.layers.2.self_attn.o_proj.input_scale"
+    change(snapshot, {name: torch.tensor([0.0])})
+    request = tmp_path / "request.json"
+    request.write_text("{}")
+    assert f"{name} is 0.0" in refused("score", request, snapshot, "--device", "cpu")
 
 
 def test_a_second_calibration_has_the_same_bytes(source: Path, corpus: Path, tmp_path: Path) -> None:
