@@ -176,8 +176,8 @@ def reference_logprobs(model: Any, jobs: Sequence[Job]) -> dict[tuple[int, Token
         for question in job.questions:
             for option in question.options:
                 ids = (*job.content, *question.prompt, *option)
-                logits = model(torch.tensor([ids])).logits[0].double()
-                rows = torch.log_softmax(logits, -1)[-len(option) - 1 : -1]
+                logits = model(torch.tensor([ids]), logits_to_keep=len(option) + 1).logits[0].double()
+                rows = torch.log_softmax(logits, -1)[:-1]
                 out[number, question.prompt, option] = float(rows[range(len(option)), list(option)].sum())
     return out
 
