@@ -19,7 +19,7 @@ _WORK = 4e9  # multiply-adds of one shape's sweep at most: keeps the check under
 
 def _same(a: Tensor, b: Tensor) -> bool:
     """Equal bits."""
-    return torch.equal(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32))
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
 def _row_counts(step: int, most: int) -> list[int]:
@@ -27,10 +27,24 @@ def _row_counts(step: int, most: int) -> list[int]:
     return sorted({n * step for n in (1, 2, 3, 5, 7, 8, 13) if n * step < most})
 
 
-def linear_is_invariant(k: int, o: int, rule: RowRule) -> bool:
+def _draw(rows: int, k: int, o: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x [rows, K] and w [O, K].
+
+    In half precision the two halves of each product cancel, and what is left is the rounding of its float32 sums:
+    otherwise the rounding at the end would hide the order of the sums.
+    """
+    x, w = torch.randn(rows, k).to(dtype), torch.randn(o, k).to(dtype)
+    if dtype != torch.float32:
+        half = k // 2
+        x[:, half : 2 * half], w[:, half : 2 * half] = x[:, :half], -w[:, :half]
+        x[:, 2 * half :] = 0
+    return x, w
+
+
+def linear_is_invariant(k: int, o: int, rule: RowRule, dtype: torch.dtype = torch.float32) -> bool:
     """Rows of x [·, K] · w [O, K]ᵀ keep their bits for every row count, at another offset, and on one thread."""
     rows = max(4, min(_MOST_ROWS, int(_WORK / 8 / k / o)) // rule.multiple) * rule.multiple
-    x, w = torch.randn(rows, k), torch.randn(o, k)
+    x, w = _draw(rows, k, o, dtype)
     whole = linear_into(x.new_empty(rows, o), x, w, rule)
     for count in _row_counts(rule.multiple, rows):
         for first in {0, rows - count}:
@@ -45,7 +59,7 @@ def linear_is_invariant(k: int, o: int, rule: RowRule) -> bool:
 
 
 def attention_is_invariant(head_dim: int, rule: RowRule) -> bool:
-    """Scores and weighted sums keep their bits for any row count, key count, offset, and in a batch; zeros change none."""
+    """Scores and weighted sums keep their bits for any row and key count, at any offset, and in a batch."""
     step, d = rule.multiple, head_dim
     rows = step * 16
     q, keys = torch.randn(rows, d), torch.randn(4 * BLOCK, d)
@@ -85,21 +99,25 @@ def elementwise_is_invariant() -> bool:
 
 
 def verify_invariance(
-    linear_shapes: Iterable[tuple[int, int]], hidden: int, head_dims: Iterable[int]
+    linear_shapes: Iterable[tuple[int, int]],
+    hidden: int,
+    head_dims: Iterable[int],
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[RowRule, bool]:
     """The row rule that this machine's library allows, and whether the elementwise ops keep their promise.
 
-    linear_shapes  (K, O) of every linear product; the head's chunk [hidden → VOCAB_CHUNK] is added here
-    head_dims      D of every layer
+    linear_shapes  (K, O) of every linear product, in `dtype`; the head's chunk [hidden → VOCAB_CHUNK] is added here
+    head_dims      D of every layer; head and attention compute in float32 whatever `dtype` is
     """
     with torch.random.fork_rng(devices=[]):  # a library's caller keeps the state of the generator
         torch.manual_seed(0)
-        return _verify({*linear_shapes, (hidden, VOCAB_CHUNK)}, set(head_dims))
+        products = {(k, o, dtype) for k, o in linear_shapes} | {(hidden, VOCAB_CHUNK, torch.float32)}
+        return _verify(products, set(head_dims))
 
 
-def _verify(linear_shapes: set[tuple[int, int]], head_dims: set[int]) -> tuple[RowRule, bool]:
+def _verify(products: set[tuple[int, int, torch.dtype]], head_dims: set[int]) -> tuple[RowRule, bool]:
     rule = RowRule()
-    failed = [shape for shape in linear_shapes if not linear_is_invariant(*shape, rule)]
+    failed = [(k, o) for k, o, dtype in products if not linear_is_invariant(k, o, rule, dtype)]
     attention = all(attention_is_invariant(head_dim, rule) for head_dim in head_dims)
     if failed or not attention:
         log.warning(
