@@ -4,11 +4,11 @@ import dataclasses
 import logging
 import signal
 import socket
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from spinf_serve import logs
 from spinf_serve.config import ServedModel
 from spinf_serve.logs import facts
 from spinf_serve.plan import EngineInfo
@@ -336,7 +336,7 @@ class Supervisor:
     def _give_up(self, code: int, reason: str) -> None:
         if self._exit_code is None:
             self._publish(phase="failed", live=False, error=reason)
-            print(f"spinf-serve: {reason}", file=sys.stderr, flush=True)
+            logs.say(f"spinf-serve: {reason}")
             self._exit_code, self._reason = code, "the server failed"
 
     # Stopping

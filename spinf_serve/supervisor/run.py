@@ -2,7 +2,6 @@
 
 import logging
 import os
-import sys
 
 from spinf_serve import __version__, logs
 from spinf_serve.refusal import StartRefused
@@ -46,12 +45,12 @@ def run_server(settings: Settings) -> int:
         signals.restore()
     if supervisor is not None and supervisor.resolving:
         # The interpreter would wait for the thread's own workers (hashing gigabytes) before it ends.
-        logging.shutdown()
+        logs.settle()
         os._exit(code)
     return code
 
 
 def refuse(reason: str, code: int) -> int:
     """Print why the server does not (or no longer) run, and return the exit code."""
-    print(f"spinf-serve: {reason}", file=sys.stderr, flush=True)
+    logs.say(f"spinf-serve: {reason}")
     return code

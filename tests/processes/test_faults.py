@@ -153,3 +153,14 @@ def test_whole_group_may_be_stopped_and_continued(tiny_checkpoint: Path, tmp_pat
             os.kill(pid, signal.SIGCONT)
         assert server.post(body_of()).status_code == 200
         assert server.children() == before
+
+
+def test_nobody_reads_the_log(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Standard error is a full pipe: calls are answered, and the server stops; lines are lost, not calls."""
+    with ServerProcess(tiny_checkpoint, tmp_path) as server:
+        server.reading.clear()
+        for number in range(1000):  # several times what a pipe holds
+            assert server.get("/nope", headers={"x-request-id": f"{number:0100}"}).status_code == 404
+        assert server.post(body_of()).status_code == 200
+        server.signal(signal.SIGTERM)
+        assert server.popen.wait(30) == 0

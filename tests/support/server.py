@@ -81,6 +81,8 @@ class ServerProcess:
         self._env |= env or {}
         self._cwd = cwd or tmp_path
         self.lines: list[str] = []
+        self.reading = threading.Event()  # cleared: nobody reads its log
+        self.reading.set()
         self.url = ""
 
     def __enter__(self) -> Self:
@@ -126,6 +128,7 @@ class ServerProcess:
     def _read(self) -> None:
         assert self.popen.stderr is not None
         for line in self.popen.stderr:
+            self.reading.wait()
             self.lines.append(line)
 
     def _address(self) -> str | None:
@@ -205,6 +208,7 @@ class ServerProcess:
 
     def close(self) -> None:
         """End it whatever state it is in."""
+        self.reading.set()
         if self.popen.poll() is None:
             self.signal(signal.SIGTERM)
             try:
