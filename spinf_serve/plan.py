@@ -19,8 +19,8 @@ class ScorePlan:
     """The trees of one request, flat and unpadded.
 
     A job is one content (its prefix, `<bos>` included, a chain of at least one token) under which the filled templates
-    and the lead-in tokens of multi-token options hang as a trie. A token attends to its ancestors and itself; its position
-    is its depth. Jobs lie one after the other, each in depth-first order, so a parent stands before its children and a
+    and the lead-in tokens of multi-token options hang as a trie. A token attends to its ancestors and itself; its
+    position is its depth. Jobs lie one after the other, each in depth-first order, so a parent stands before its children and a
     subtree is one run.
 
     tokens       [T] int32    token ids

@@ -14,6 +14,7 @@ import typer
 
 from spinf_serve.cli import app
 from spinf_serve.config import Limits
+from spinf_serve.manifests import FAMILIES
 from spinf_serve.protocol.errors import STATUS_OF_CODE
 from spinf_serve.supervisor import exit_codes
 
@@ -61,6 +62,13 @@ def test_table_of_settings_is_the_declared_one() -> None:
 def test_every_variable_is_documented() -> None:
     documented = set(re.findall(r"`([A-Z][A-Z0-9_]+)`", page("configuration")))
     assert string_literals("(SPINF|XDG|HF)_[A-Z0-9_]+") - {"SPINF_"} <= documented
+
+
+def test_every_served_family_and_scheme_is_documented() -> None:
+    named = set(re.findall(r"`([^`]+)`", section(page("configuration"), "Which models")))
+    served = {name: schemes for name, family in FAMILIES.items() for schemes in family.schemes.values()}
+    assert served.keys() | {scheme for schemes in served.values() for scheme in schemes} <= named
+    assert not named & (FAMILIES.keys() - served.keys())
 
 
 def test_every_command_is_documented() -> None:
