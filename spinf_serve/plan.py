@@ -20,8 +20,8 @@ class ScorePlan:
 
     A job is one content (its prefix, `<bos>` included, a chain of at least one token) under which the filled templates
     and the lead-in tokens of multi-token options hang as a trie. A token attends to its ancestors and itself; its
-    position is its depth. Jobs lie one after the other, each in depth-first order, so a parent stands before its children and a
-    subtree is one run.
+    position is its depth. Jobs lie one after the other, each in depth-first order, so a parent stands before its
+    children and a subtree is one run.
 
     tokens       [T] int32    token ids
     parents      [T] int32    index into `tokens` of the parent, −1 for the first token of a job
