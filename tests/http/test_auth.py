@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.plant import light
 from tests.support.server import ServerProcess, body_of
 from workers.frontend.auth import Auth, Caller
 
@@ -155,7 +156,8 @@ def test_tokens_never_reach_the_log(closed_server: ServerProcess) -> None:
 
 def test_debug_and_closed_metrics(tiny_checkpoint: Path, tmp_path: Path) -> None:
     """--debug gives internal fields to all; --metrics-auth closes /metrics; --trusted-token alone closes the server."""
-    with ServerProcess(tiny_checkpoint, tmp_path, "--debug", "--metrics-auth", "--trusted-token", "t") as server:
+    flags = ("--debug", "--metrics-auth", "--trusted-token", "t")
+    with ServerProcess(tiny_checkpoint, tmp_path, *flags, env=light(tmp_path / "plant")) as server:
         assert server.post(body_of()).status_code == 401
         assert server.get("/metrics").status_code == 401
         assert server.get("/healthz").status_code == 200

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.processes.acts import hold_engine, in_background, replaced, wait_in_flight, wait_workers
+from tests.support.plant import light
 from tests.support.server import (
     ServerProcess,
     body_of,
@@ -194,7 +195,7 @@ def test_stopped_engine_counts_as_dead(server: ServerProcess) -> None:
 
 def test_third_engine_crash_ends_the_server(tiny_checkpoint: Path, tmp_path: Path) -> None:
     """Exit code 3, nothing left behind."""
-    with ServerProcess(tiny_checkpoint, tmp_path) as server:
+    with ServerProcess(tiny_checkpoint, tmp_path, env=light(tmp_path / "plant")) as server:
         for crash in range(3):
             server.wait_ready()
             engine = server.child("engine")
@@ -210,7 +211,7 @@ def test_third_engine_crash_ends_the_server(tiny_checkpoint: Path, tmp_path: Pat
 
 def test_children_die_with_a_killed_supervisor(tiny_checkpoint: Path, tmp_path: Path) -> None:
     """Within a second, a stopped one too; the next start cleans up the run directory."""
-    with ServerProcess(tiny_checkpoint, tmp_path) as server:
+    with ServerProcess(tiny_checkpoint, tmp_path, env=light(tmp_path / "plant")) as server:
         children = server.children()
         assert len(children) == 4
         with stopped(server.child("engine")):
@@ -221,7 +222,9 @@ def test_children_die_with_a_killed_supervisor(tiny_checkpoint: Path, tmp_path: 
             assert time.monotonic() - killed < 1.5
         stale = server.run_dirs()
         assert len(stale) == 1
-        with ServerProcess(tiny_checkpoint, tmp_path, ready=False, run_parent=server.run_parent) as second:
+        with ServerProcess(
+            tiny_checkpoint, tmp_path, ready=False, run_parent=server.run_parent, env=light(tmp_path / "plant")
+        ) as second:
             assert len(second.run_dirs()) == 1
             assert second.run_dirs() != stale
             assert second.stop() == 0
@@ -265,7 +268,7 @@ def test_snapshot_that_is_not_there_is_refused(tiny_checkpoint: Path, tmp_path: 
         (snapshot / path.name).write_bytes(path.read_bytes())
     weights = snapshot / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
-    with ServerProcess(snapshot, tmp_path, ready=False) as server:
+    with ServerProcess(snapshot, tmp_path, ready=False, env=light(tmp_path / "plant")) as server:
         assert server.wait() == 1
         assert "its header says" in server.log
         assert "Traceback" not in server.log

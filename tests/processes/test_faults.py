@@ -1,4 +1,4 @@
-"""Faults planted into single processes from outside (a `sitecustomize` on their path): what nobody expects."""
+"""Faults planted into single processes: what nobody expects to happen."""
 
 import os
 import signal
@@ -8,23 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.processes.acts import hold_engine, in_background, wait_in_flight
-from tests.support.server import ROOT, ServerProcess, body_of, stat_of, wait_for
-
-PLANT = """
-import sys
-argv = sys.orig_argv
-if "workers.{role}" in argv:
-{code}
-"""
-
-
-def planted(folder: Path, role: str, code: str) -> dict[str, str]:
-    """Environment in which every process of a role runs `code` at its start."""
-    folder.mkdir(exist_ok=True)
-    indented = "\n".join(f"    {line}" for line in code.splitlines())
-    (folder / "sitecustomize.py").write_text(PLANT.format(role=role, code=indented))
-    return {"PYTHONPATH": f"{folder}:{ROOT}"}
-
+from tests.support.plant import light
+from tests.support.server import ServerProcess, body_of, stat_of, wait_for
 
 BROKEN_PREPROCESSOR = """
 import workers.preprocess.preprocessor as module
@@ -48,7 +33,7 @@ def test_one_request_never_takes_another_down(tiny_checkpoint: Path, tmp_path: P
     """An unexpected exception: that request alone fails, without its content in the log. One that kills every worker
     that touches it fails alone as well, with others in flight beside it.
     """
-    env = planted(tmp_path / "plant", "preprocess", BROKEN_PREPROCESSOR)
+    env = light(tmp_path / "plant", preprocess=BROKEN_PREPROCESSOR)
     with ServerProcess(tiny_checkpoint, tmp_path, env=env) as server:
         surprise = server.post(body_of("SURPRISE"))
         assert (surprise.status_code, surprise.json()["error"]["code"]) == (500, "engine_error")
@@ -76,17 +61,17 @@ def test_one_request_never_takes_another_down(tiny_checkpoint: Path, tmp_path: P
 def test_engine_that_fails_as_a_whole_is_restarted(tiny_checkpoint: Path, tmp_path: Path) -> None:
     code = """
 import pathlib
-import workers.engine.scheduler as module
-kept = module.Scheduler.next_pass
-def next_pass(self):
+import workers.engine.engine as module
+kept = module.ScoringEngine.step
+def step(self):
     flag = pathlib.Path(FLAG)
     if flag.exists():
         flag.unlink()
         raise RuntimeError("the device is gone")
     return kept(self)
-module.Scheduler.next_pass = next_pass
+module.ScoringEngine.step = step
 """.replace("FLAG", repr(str(tmp_path / "flag")))
-    env = planted(tmp_path / "plant", "engine", code)
+    env = light(tmp_path / "plant", engine=code)
     with ServerProcess(tiny_checkpoint, tmp_path, env=env) as server:
         assert server.post(body_of()).status_code == 200
         (tmp_path / "flag").touch()
@@ -101,7 +86,8 @@ module.Scheduler.next_pass = next_pass
 @pytest.mark.parametrize("role", ["frontend", "preprocess", "engine"])
 def test_another_protocol_version_is_refused(tiny_checkpoint: Path, tmp_path: Path, role: str) -> None:
     """At the handshake, with a clear line and exit code 1."""
-    env = planted(tmp_path / "plant", role, "import spinf_serve.wire.codec as c\nc.PROTOCOL_VERSION = 99")
+    other = "import spinf_serve.wire.codec as c\nc.PROTOCOL_VERSION = 99"
+    env = light(tmp_path / "plant", **{role: other})
     with ServerProcess(tiny_checkpoint, tmp_path, ready=False, env=env) as server:
         assert server.wait() == 1
         assert "speaks wire protocol version 99, this process 1: two versions of spinf-serve" in server.log
@@ -109,7 +95,7 @@ def test_another_protocol_version_is_refused(tiny_checkpoint: Path, tmp_path: Pa
 
 def test_workers_that_never_come_up_end_the_start(tiny_checkpoint: Path, tmp_path: Path) -> None:
     """A crash loop ends in a decided way: growing waits, then exit code 1, nothing left."""
-    env = planted(tmp_path / "plant", "frontend", "import os\nos._exit(9)")
+    env = light(tmp_path / "plant", frontend="import os\nos._exit(9)")
     with ServerProcess(tiny_checkpoint, tmp_path, ready=False, env=env) as server:
         children = server.children()
         assert server.wait(60) == 1
@@ -125,7 +111,7 @@ def test_broken_tokenizer_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> N
     for path in tiny_checkpoint.iterdir():
         (snapshot / path.name).write_bytes(path.read_bytes())
     (snapshot / "tokenizer.json").write_text('{"version": "1.0"}')
-    with ServerProcess(snapshot, tmp_path, ready=False) as server:
+    with ServerProcess(snapshot, tmp_path, ready=False, env=light(tmp_path / "plant")) as server:
         assert server.wait() == 1
         assert "spinf-serve: the tokenizer cannot be loaded" in server.log
 
@@ -136,14 +122,14 @@ def test_foreign_workers_folder_is_not_imported(tiny_checkpoint: Path, tmp_path:
         (tmp_path / "workers" / name).mkdir(parents=True)
         (tmp_path / "workers" / name / "__main__.py").write_text("raise SystemExit('a stranger')")
     (tmp_path / "workers" / "__init__.py").touch()
-    with ServerProcess(tiny_checkpoint, tmp_path, cwd=tmp_path) as server:
+    with ServerProcess(tiny_checkpoint, tmp_path, cwd=tmp_path, env=light(tmp_path / "plant")) as server:
         assert server.post(body_of()).status_code == 200
         assert "a stranger" not in server.log
 
 
 def test_whole_group_may_be_stopped_and_continued(tiny_checkpoint: Path, tmp_path: Path) -> None:
     """Ctrl-Z and fg: silence that the supervisor slept through kills nobody."""
-    with ServerProcess(tiny_checkpoint, tmp_path) as server:
+    with ServerProcess(tiny_checkpoint, tmp_path, env=light(tmp_path / "plant")) as server:
         before = server.children()
         for pid in (server.popen.pid, *before):
             os.kill(pid, signal.SIGSTOP)
@@ -157,7 +143,7 @@ def test_whole_group_may_be_stopped_and_continued(tiny_checkpoint: Path, tmp_pat
 
 def test_nobody_reads_the_log(tiny_checkpoint: Path, tmp_path: Path) -> None:
     """Standard error is a full pipe: calls are answered, and the server stops; lines are lost, not calls."""
-    with ServerProcess(tiny_checkpoint, tmp_path) as server:
+    with ServerProcess(tiny_checkpoint, tmp_path, env=light(tmp_path / "plant")) as server:
         server.reading.clear()
         for number in range(1000):  # several times what a pipe holds
             assert server.get("/nope", headers={"x-request-id": f"{number:0100}"}).status_code == 404

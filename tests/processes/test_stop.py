@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 
 from tests.processes.acts import hold_engine, in_background, wait_in_flight
+from tests.support.plant import light
 from tests.support.server import ServerProcess, body_of, slow_body, stat_of, wait_for
 
 
@@ -76,7 +77,7 @@ def test_signal_while_clients_keep_coming(tiny_checkpoint: Path, tmp_path: Path)
 
 def test_drain_limit_cuts_calls_off(tiny_checkpoint: Path, tmp_path: Path) -> None:
     """They are told so, and the exit code is 5."""
-    with ServerProcess(tiny_checkpoint, tmp_path, "--drain-timeout", "0.5") as server:
+    with ServerProcess(tiny_checkpoint, tmp_path, "--drain-timeout", "0.5", env=light(tmp_path / "plant")) as server:
         hold_engine(server)
         call = in_background(lambda: server.post(body_of()))
         wait_in_flight(server, 1)
@@ -88,7 +89,7 @@ def test_drain_limit_cuts_calls_off(tiny_checkpoint: Path, tmp_path: Path) -> No
 
 
 def test_second_signal_stops_at_once(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    with ServerProcess(tiny_checkpoint, tmp_path) as server:
+    with ServerProcess(tiny_checkpoint, tmp_path, env=light(tmp_path / "plant")) as server:
         children = server.children()
         hold_engine(server)
         call = in_background(lambda: server.post(body_of()))
@@ -104,7 +105,7 @@ def test_second_signal_stops_at_once(tiny_checkpoint: Path, tmp_path: Path) -> N
 
 
 def test_engine_that_dies_while_stopping_does_not_hold_the_stop(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    with ServerProcess(tiny_checkpoint, tmp_path) as server:
+    with ServerProcess(tiny_checkpoint, tmp_path, env=light(tmp_path / "plant")) as server:
         engine = server.child("engine")
         hold_engine(server)
         call = in_background(lambda: server.post(body_of()))
@@ -119,7 +120,7 @@ def test_engine_that_dies_while_stopping_does_not_hold_the_stop(tiny_checkpoint:
 
 def test_signal_while_loading(tiny_checkpoint: Path, tmp_path: Path) -> None:
     """While the model loads calls are told to wait; a signal ends the start, with no call to wait for."""
-    with ServerProcess(tiny_checkpoint, tmp_path, ready=False) as server:
+    with ServerProcess(tiny_checkpoint, tmp_path, ready=False, env=light(tmp_path / "plant")) as server:
         os.kill(server.child("engine"), signal.SIGSTOP)  # a long load
         assert server.get("/healthz").json() == {"ok": True}
         answer = server.post(body_of())
