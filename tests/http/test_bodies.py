@@ -6,10 +6,12 @@ import socket
 import time
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.http.raw import RawConnection
+from tests.support.plant import light
 from tests.support.server import ServerProcess, body_of, wait_for
 
 LIMIT = 65536
@@ -231,3 +233,28 @@ def test_body_that_stops_half_way_leaves_no_trace(open_server: ServerProcess) ->
         with RawConnection(open_server.port) as connection:
             connection.post("/v1/score", f"Content-Length: {len(BODY)}", body=BODY[:20])
     wait_for(lambda: open_server.post(BODY).status_code == 200, "a place after those who left", 5)
+
+
+def test_slow_heads_end(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """A head that does not end, and a body that nobody reads and that trickles, cost their connection in the end."""
+    short = "import workers.frontend.http as http\nhttp.HEAD_S = 0.5"
+    env = light(tmp_path / "plant", frontend=short)
+    with ServerProcess(tiny_checkpoint, tmp_path, "--keepalive", "2", env=env) as server:
+        with (
+            RawConnection(server.port) as idle,
+            RawConnection(server.port) as loris,
+            RawConnection(server.port) as drip,
+        ):
+            loris.send(b"GET /healthz HTTP/1.1\r\nX-Slow:")
+            drip.post("/nope", "Content-Length: 1000", body=b"x")
+            assert drip.read().status == 404
+            started = time.monotonic()
+            assert loris.ended()
+            assert drip.ended()
+            assert time.monotonic() - started < 2, "sooner than an idle connection"
+            assert idle.ended()
+        with RawConnection(port) as good:
+            for _ in range(3):
+                good.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert good.read().status == 200
+                time.sleep(0.7)
