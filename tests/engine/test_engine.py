@@ -154,14 +154,15 @@ def test_cancelled_between_passes_frees_its_store(small_passes: ScoringEngine) -
 
 def test_a_key_may_come_back_after_its_cancellation(small_passes: ScoringEngine) -> None:
     engine, plan = small_passes, a_plan(3, 60, 40)
-    expected = score(engine, plan).logprobs
+    expected = score(engine, plan)
     engine.submit("again", a_plan(4, 60, 40))
     engine.step()
     engine.cancel("again")
     engine.submit("again", plan)
     (completion,) = drain(engine)
     assert completion.result is not None
-    assert np.array_equal(completion.result.logprobs, expected)
+    assert np.array_equal(completion.result.logprobs, expected.logprobs)
+    assert completion.result.packed_tokens == expected.packed_tokens  # none of them the cancelled plan's
 
 
 def test_one_plans_exception_fails_that_plan_alone(engine: ScoringEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +312,7 @@ def test_fingerprint_is_stable_and_opaque(tiny_checkpoint: Path, engine: Scoring
     assert ScoringEngine.load(other).info.fingerprint != engine.info.fingerprint
 
 
-@pytest.mark.parametrize("settings", [{"quant": "bf16"}, {"quant": "fp8s"}, {"device": "cuda:0"}], ids=str)
+@pytest.mark.parametrize("settings", [{"quant": "w8a16"}, {"quant": "fp8s"}, {"device": "cuda:0"}], ids=str)
 def test_what_this_engine_cannot_run_is_refused(tiny_checkpoint: Path, settings: dict[str, str]) -> None:
     with pytest.raises(LoadError, match="not supported"):
         ScoringEngine.load(engine_config(tiny_checkpoint, **settings))
