@@ -198,6 +198,30 @@ def test_a_macro_and_not_a_score_enters_the_layer() -> None:
     assert found["decision"]["threshold"] == float(np.float32(0.2))
 
 
+def test_a_category_and_a_read_of_one_name_are_told_apart() -> None:
+    data = small_pack()
+    data["reads"][0]["id"] = "harm"
+    for inputs in (["c:harm", "c:tone", "r:harm"], ["r:harm", "c:tone", "c:harm"]):
+        data["decision"]["micro_layer"]["inputs"] = inputs
+        data["decision"]["micro_layer"]["lock"] = reference.lock(data)
+        result = random_result(np.random.default_rng(2), data)
+        got = loaded(data).evaluate(result)["decision"]["score"]
+        assert got == pytest.approx(reference.evaluate(data, result)["decision"]["score"], abs=1e-6)
+
+
+def test_a_threshold_that_is_just_reached_counts() -> None:
+    model = loaded(small_pack()).model
+    scores = {name: found["score"] for name, found in evaluate(model, ANSWERS)["categories"].items()}
+    layer = evaluate(model, ANSWERS)["decision"]["score"]
+    for cut, reached in ((lambda x: x, True), (lambda x: math.nextafter(x, 2), False)):
+        thresholds = {"harm": cut(scores["harm"]), "tone": None}
+        flags = evaluate(model, ANSWERS, Overrides(thresholds=thresholds))["categories"]
+        assert flags["harm"]["flagged"] is reached
+        top = evaluate(model, ANSWERS, Overrides("max", cut(scores["harm"]), {"tone": None}, []))["decision"]
+        assert (top["category"], top["unsafe"]) == ("harm", reached)
+        assert evaluate(model, ANSWERS, Overrides(threshold=cut(layer), critical=[]))["decision"]["unsafe"] is reached
+
+
 def test_a_chain_of_requirements_falls_whatever_the_order() -> None:
     data = small_pack()
     chain = {"tone": ["money"], "money": ["harm"], "harm": []}

@@ -54,6 +54,29 @@ def sparse(size: int) -> bytes:
     return buffer.getvalue()
 
 
+def absolute() -> bytes:
+    """A tarball whose every path is absolute, so that none stands out."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name in ("/etc", "/etc/evil"):
+            info = tarfile.TarInfo(name)
+            info.type = tarfile.DIRTYPE if name == "/etc" else tarfile.REGTYPE
+            tar.addfile(info)
+    return buffer.getvalue()
+
+
+def old_sparse(size: int) -> bytes:
+    """The same in the old GNU form: one byte of data, and a header that claims `size`."""
+    info = tarfile.TarInfo(TOP + "hole")
+    info.type, info.size = tarfile.GNUTYPE_SPARSE, 1
+    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    header[386:410] = b"%011o\0%011o\0" % (0, 1)
+    header[483:495] = b"\x80" + size.to_bytes(11, "big")
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return gzip.compress(bytes(header) + b"x".ljust(512, b"\0") + bytes(1024))
+
+
 HOSTILE: dict[str, Callable[[], bytes]] = {
     "symlink": lambda: packed((TOP + "link", tarfile.SYMTYPE, b"good.json")),
     "symlink to a folder outside": lambda: packed(
@@ -77,6 +100,8 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "long path": lambda: packed((TOP + "x/" * 600 + "x", tarfile.REGTYPE, b"x")),
     "name that is no UTF-8": lambda: packed((TOP + "\udcff", tarfile.REGTYPE, b"x"), format=tarfile.GNU_FORMAT),
     "sparse file": lambda: sparse(1 << 40),
+    "old sparse file": lambda: old_sparse(4 << 20),
+    "absolute paths alone": lambda: absolute(),
     "size bomb": lambda: packed((TOP + "zeros", tarfile.REGTYPE, bytes(3 << 20))),
     "header bomb": lambda: packed((TOP + "x" * (2 << 20), tarfile.REGTYPE, b"x"), format=tarfile.GNU_FORMAT),
     "bomb after the end": lambda: gzip.compress(gzip.decompress(packed()) + bytes(3 << 20)),
