@@ -41,8 +41,8 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
-    "gemma3": Family(("gemma3_text", "gemma3"), {"cpu": ("f32",)}),
-    "gemma4": Family(("gemma4", "gemma4_text", "gemma4_unified"), {}),
+    "gemma3": Family(("gemma3_text", "gemma3"), {"cpu": ("f32", "bf16")}),
+    "gemma4": Family(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), {"cpu": ("f32", "bf16")}),
     "qwen35": Family(("qwen3_5", "qwen3_5_text"), {}),
 }
 SERVED_FAMILIES = tuple(name for name, family in FAMILIES.items() if family.schemes)

@@ -117,7 +117,7 @@ def test_every_flag_sets_its_setting(started: list[Settings], tmp_path: Path) ->
         (["serve", "demo", "--device", "cpu", "--watchdog", "nan"], 1),
         (["serve", "demo", "--device", "cpu", "--token", ""], 1),
         (["serve", "demo", "--device", "cpu", "--token="], 1),
-        (["serve", "demo", "--device", "cpu", "--quant", "bf16"], 1),
+        (["serve", "demo", "--device", "cpu", "--quant", "fp8s"], 1),
         (["serve", "demo", "--device", "cpu", "--config", "/no/such/file.toml"], 1),
         (["serve", "no-such-model", "--device", "cpu"], 1),
         (["serve", "spinf-12b", "--show-config", "--port", "-1"], 1),
@@ -147,8 +147,12 @@ def test_a_secret_is_never_printed(started: list[Settings]) -> None:
 
 def test_the_default_model_says_why_it_does_not_start() -> None:
     result = invoke("serve")
-    assert "spinf/gemma-4-12b-fp8" in result.stderr
-    assert "gemma4 is not supported yet" in result.stderr
+    assert "--device cuda:0: not available yet; available: cpu" in result.stderr
+
+
+def test_a_model_of_a_family_to_come_says_why_it_does_not_start() -> None:
+    result = invoke("serve", "qwen3.8-27b-s", "--device", "cpu")
+    assert "its family qwen35 is not supported yet" in result.stderr
 
 
 def test_missing_server_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +198,7 @@ def test_an_unreadable_request_is_a_failure(tmp_path: Path) -> None:
 
 
 def test_scoring_with_a_model_that_cannot_be_served_is_a_failure(tmp_path: Path) -> None:
-    result = invoke("score", "-", "spinf-12b", "--device", "cpu", stdin=b"{}")
+    result = invoke("score", "-", "qwen3.8-27b-s", "--device", "cpu", stdin=b"{}")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "not supported yet" in result.stderr
 

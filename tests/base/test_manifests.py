@@ -241,7 +241,10 @@ def test_relative_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert catalog.resolve("demo").manifest.id == "gemma-3-270m", "a name goes before a folder that lies about"
 
 
-@pytest.mark.parametrize("config", ['{"model_type": "llama"}', '{"model_type": "gemma4"}', "{}", "[]", "{", ""])
+UNSERVED = ('{"model_type": "llama"}', '{"model_type": "gemma4_assistant"}', "{}", "[]", "{", "")
+
+
+@pytest.mark.parametrize("config", UNSERVED)
 def test_a_directory_that_cannot_be_served_is_refused(tmp_path: Path, config: str) -> None:
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(ManifestError, match=str(tmp_path)):

@@ -21,9 +21,11 @@ LAYER = 1
 """The layer that loses one of its parts."""
 
 
-def load_model(snapshot: Path, mutate: Callable[[GemmaConfig], GemmaConfig] = lambda c: c) -> GemmaModel:
+def load_model(
+    snapshot: Path, mutate: Callable[[GemmaConfig], GemmaConfig] = lambda c: c, dtype: torch.dtype = torch.float32
+) -> GemmaModel:
     """A model with its weights; `mutate` changes what it takes config.json for."""
-    model = GemmaModel(mutate(model_config(snapshot)))
+    model = GemmaModel(mutate(model_config(snapshot)), dtype)
     load_weights(model, snapshot)
     return model
 

@@ -140,7 +140,7 @@ def test_settings_are_those_of_the_server(tiny_checkpoint: Path, monkeypatch: py
 
 def test_what_cannot_be_loaded_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(StartRefused, match="not supported yet"):
-        Engine(device="cpu")
+        Engine("qwen3.8-27b-s", device="cpu")
     with pytest.raises(StartRefused, match="--device"):
         Engine(str(tiny_checkpoint))
     with pytest.raises(StartRefused, match="token_budget: "):

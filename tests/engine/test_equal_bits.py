@@ -1,6 +1,9 @@
-"""A plan's log-probabilities are the same bits alone, packed, reversed, split, with other requests, on one thread."""
+"""A plan's log-probabilities are the same bits alone, packed, reversed, split, with other requests, on one thread.
 
-from collections.abc import Iterator, Sequence
+Of each family and in each scheme of the CPU.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,16 +31,20 @@ def score_bits(engine: ScoringEngine, jobs: Sequence[Job]) -> Values:
     return bits(jobs, score(engine, make_plan(jobs)[0]).logprobs)
 
 
-@pytest.fixture(scope="module", params=["gemma3", "gemma4"])
-def snapshot(request: pytest.FixtureRequest) -> Path:
-    """A tiny checkpoint of each family."""
-    path: Path = request.getfixturevalue({"gemma3": "tiny_checkpoint", "gemma4": "tiny_gemma4"}[request.param])
-    return path
+Load = Callable[..., ScoringEngine]
+
+
+@pytest.fixture(scope="module", params=["gemma3-f32", "gemma4-f32", "gemma3-bf16", "gemma4-bf16"])
+def load(request: pytest.FixtureRequest) -> Load:
+    """Loads a tiny checkpoint of a family in a scheme."""
+    family, quant = request.param.split("-")
+    snapshot: Path = request.getfixturevalue({"gemma3": "tiny_checkpoint", "gemma4": "tiny_gemma4"}[family])
+    return lambda **settings: ScoringEngine.load(engine_config(snapshot, quant=quant, **settings))
 
 
 @pytest.fixture(scope="module")
-def engine(snapshot: Path) -> Iterator[ScoringEngine]:
-    engine = ScoringEngine.load(engine_config(snapshot))
+def engine(load: Load) -> Iterator[ScoringEngine]:
+    engine = load()
     yield engine
     engine.close()
 
@@ -91,9 +98,9 @@ def test_each_question_alone(engine: ScoringEngine, alone: Values) -> None:
 
 
 @pytest.mark.parametrize("budget", [30, 64, 100, 250, 700])
-def test_other_token_budgets(snapshot: Path, alone: Values, budget: int) -> None:
+def test_other_token_budgets(load: Load, alone: Values, budget: int) -> None:
     """Splits at every kind of place: stored contents, replayed beginnings, contents over the budget."""
-    engine = ScoringEngine.load(engine_config(snapshot, token_budget=budget, max_tokens=300))
+    engine = load(token_budget=budget, max_tokens=300)
     assert score_bits(engine, JOBS) == alone
     assert not engine.stats()["stored_bytes"]
 
@@ -104,8 +111,8 @@ def test_other_thread_counts(engine: ScoringEngine, alone: Values, threads: int)
     assert score_bits(engine, JOBS) == alone
 
 
-def test_a_fresh_engine(snapshot: Path, alone: Values) -> None:
-    assert score_bits(ScoringEngine.load(engine_config(snapshot)), JOBS) == alone
+def test_a_fresh_engine(load: Load, alone: Values) -> None:
+    assert score_bits(load(), JOBS) == alone
 
 
 def test_question_moved_to_another_place_of_a_long_content(engine: ScoringEngine) -> None:
@@ -118,9 +125,9 @@ def test_question_moved_to_another_place_of_a_long_content(engine: ScoringEngine
     assert moved == whole
 
 
-def test_many_requests_with_small_passes(snapshot: Path, alone: Values) -> None:
+def test_many_requests_with_small_passes(load: Load, alone: Values) -> None:
     """Six requests share passes of 120 tokens: each is cut at places that depend on the others."""
-    engine = ScoringEngine.load(engine_config(snapshot, token_budget=120, max_tokens=300))
+    engine = load(token_budget=120, max_tokens=300)
     for i, job in enumerate(JOBS):
         engine.submit(i, make_plan([job])[0])
     values: Values = {}

@@ -36,7 +36,7 @@ def error(ours: Tensor, theirs: Tensor) -> float:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32))
+    return a.dtype == b.dtype and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -138,6 +138,11 @@ ROW_OPS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "gelu_mul": (176, lambda x: gelu_mul(x.clone())),
     "rotary": (_LAYOUT.width, _heads),
     "lm_head": (72, _head),
+    "linear-bf16": (72, lambda x: linear(x.bfloat16(), _WEIGHT.bfloat16(), FREE)),
+    "linear-bf16-fixed": (72, lambda x: linear(x.bfloat16(), _WEIGHT.bfloat16(), FIXED)),
+    "rms_norm-bf16": (72, lambda x: rms_norm(x, _SCALE, 1e-6, torch.bfloat16)),
+    "gelu_mul-bf16": (176, lambda x: gelu_mul(x.bfloat16())),
+    "rotary-bf16": (_LAYOUT.width, lambda x: _heads(x.bfloat16())),
 }
 
 
@@ -153,8 +158,47 @@ def test_rows_do_not_depend_on_other_rows(name: str, threads: int) -> None:
         assert same_bits(op(x[first : first + count]), whole[first : first + count]), (first, count)
 
 
-@pytest.mark.parametrize("name", ["linear", "linear-fixed", "lm_head"])
+@pytest.mark.parametrize("name", ["linear", "linear-fixed", "lm_head", "linear-bf16"])
 def test_even_a_single_row(name: str) -> None:
     width, op = ROW_OPS[name]
     x = draw(100, width, seed=9)
     assert same_bits(op(x[37:38]), op(x)[37:38])
+
+
+def _rotated(x: Tensor) -> Tensor:
+    """q, k and v side by side, without the zero row, as rows."""
+    cos, sin = rotary_table(torch.arange(len(x)), 10_000 ** -(torch.arange(0, 16, 2) / 16))
+    arguments = (_LAYOUT, _SCALE[:16], _SCALE[16:32], cos, sin, 1e-6)
+    q, k, v = qkv_norm_rotary(x, *arguments, norm_v=True)
+    return torch.cat(
+        [q.transpose(0, 1).reshape(len(x), -1), *(t[:, :-1].transpose(0, 1).flatten(1) for t in (k, v))], 1
+    )
+
+
+HALF_OPS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
+    "linear": (72, lambda x: linear(x, _WEIGHT.bfloat16().to(x.dtype), FREE)),
+    "rms_norm": (72, lambda x: rms_norm(x, _SCALE, 1e-6, x.dtype)),
+    "gelu_mul": (176, lambda x: gelu_mul(x.clone())),
+    "rotary": (_LAYOUT.width, _rotated),
+}
+
+
+@pytest.mark.parametrize("rows", [16, 300])
+@pytest.mark.parametrize("name", HALF_OPS)
+def test_bf16_is_float32_rounded_once(name: str, rows: int) -> None:
+    """Bit for bit, but where float32 sums in another order fall on the other side of a rounding boundary."""
+    width, op = HALF_OPS[name]
+    x = draw(rows, width, seed=3).bfloat16()
+    ours, whole = op(x), op(x.float())
+    assert ours.dtype == torch.bfloat16
+    assert (ours != whole.bfloat16()).float().mean() < 1e-3
+    assert error(ours, whole) < 2**-8
+
+
+def test_half_precision_weights_of_embedding_and_head_are_taken_as_float32() -> None:
+    weight = draw(88, 72, seed=5).bfloat16()
+    tokens = torch.tensor([5, 0, 87])
+    assert same_bits(embedding(tokens, weight, 8.5), embedding(tokens, weight.float(), 8.5))
+    x, rows, cols = draw(17, 72), torch.arange(17), torch.arange(17)
+    half, full = (lm_head_logprobs(x, w, rows, cols, None, FREE) for w in (weight, weight.float()))
+    assert same_bits(half, full)

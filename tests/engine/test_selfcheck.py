@@ -51,6 +51,25 @@ def test_a_linear_that_depends_on_the_row_count(monkeypatch: pytest.MonkeyPatch,
     assert check()[0] == RowRule(64, 64)
 
 
+@pytest.mark.parametrize("limit", [17, 100])
+def test_a_bf16_linear_that_sums_in_another_order(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """Sums of the same float32 products in another order, rounded to bf16 at the end: ordinary data would hide them."""
+    plain = products.linear_into
+
+    def product(out: Tensor, x: Tensor, w: Tensor, rule: RowRule) -> Tensor:
+        if x.dtype == torch.float32 or rule.fixed is not None or x.shape[0] >= limit:
+            return plain(out, x, w, rule)
+        return out.copy_(x.float().flip(1) @ w.float().flip(1).t())
+
+    monkeypatch.setattr(selfcheck, "linear_into", product)
+    assert selfcheck.verify_invariance(SHAPES, 64, [16], torch.bfloat16)[0] == RowRule(64, 64)
+    assert check()[0] == RowRule()
+
+
+def test_bf16_needs_no_fixed_pieces_here() -> None:
+    assert selfcheck.verify_invariance(SHAPES, 64, [16], torch.bfloat16) == (RowRule(), True)
+
+
 def test_an_attention_product_that_depends_on_the_row_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selfcheck, "product_into", by_row_count(products.product_into, 40))
     assert check()[0] == RowRule(64, 64)

@@ -34,6 +34,9 @@ from workers.engine.weights import load_weights
 
 log = logging.getLogger(__name__)
 
+_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+"""Schemes of the CPU → the type of the products. A quantized checkpoint is dequantized to it."""
+
 Report = Callable[[str], None]
 """Called with one line of progress for a person."""
 
@@ -64,9 +67,11 @@ class ScoringEngine:
         scheme = _scheme(config)
         torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
         model_facts = model_config(Path(config.model.snapshot_dir))
-        model = GemmaModel(model_facts)
+        model = GemmaModel(model_facts, _DTYPES[scheme])
         load_weights(model, Path(config.model.snapshot_dir), _percent_reporter(on_progress))
-        rule, invariant = verify_invariance(model.product_shapes(), model_facts.hidden_size, model.head_dims())
+        rule, invariant = verify_invariance(
+            model.product_shapes(), model_facts.hidden_size, model.head_dims(), _DTYPES[scheme]
+        )
         facts = score_facts(config.model, scheme, rule)
         info = EngineInfo(
             fingerprint=fingerprint(facts),
@@ -253,9 +258,10 @@ def _scheme(config: EngineConfig) -> str:
     """The scheme that `config.quant` stands for on this device."""
     if config.device != "cpu":
         raise LoadError(f"device {config.device!r} is not supported by this version: only cpu is")
-    if config.quant not in ("auto", "f32"):
-        raise LoadError(f"scheme {config.quant!r} is not supported on cpu by this version: only f32 is")
-    return "f32"
+    scheme = "f32" if config.quant == "auto" else config.quant
+    if scheme not in _DTYPES:
+        raise LoadError(f"scheme {scheme!r} is not supported on cpu by this version: only {', '.join(_DTYPES)} are")
+    return scheme
 
 
 def _percent_reporter(report: Report | None) -> Callable[[int, int], None] | None:

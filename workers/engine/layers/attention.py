@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from workers.engine.kernels.rotary import HeadLayout, qkv_norm_rotary
@@ -16,7 +17,7 @@ Rotary = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """One layer's attention: head layout, score scale, norms (see `models.gemma_config`), window (None: full)."""
+    """One layer's attention: head layout, score scale, norms (see `models.gemma_config`), window (None: full), type."""
 
     layout: HeadLayout
     scaling: float
@@ -24,6 +25,7 @@ class AttentionShape:
     norm_offset: float
     value_norm: bool
     window: int | None
+    dtype: torch.dtype
 
 
 class TreeSelfAttention(nn.Module):
@@ -36,10 +38,10 @@ class TreeSelfAttention(nn.Module):
         self.shape, self.index = shape, index
         layout = shape.layout
         if layout.shared_kv:
-            self.qk_proj = Linear(hidden, *layout.parts)
+            self.qk_proj = Linear(hidden, *layout.parts, dtype=shape.dtype)
         else:
-            self.qkv_proj = Linear(hidden, *layout.parts)
-        self.o_proj = Linear(layout.num_heads * layout.head_dim, hidden)
+            self.qkv_proj = Linear(hidden, *layout.parts, dtype=shape.dtype)
+        self.o_proj = Linear(layout.num_heads * layout.head_dim, hidden, dtype=shape.dtype)
         self.q_norm = RMSNorm(layout.head_dim, shape.eps, shape.norm_offset)
         self.k_norm = RMSNorm(layout.head_dim, shape.eps, shape.norm_offset)
 

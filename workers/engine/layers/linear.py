@@ -8,12 +8,15 @@ from workers.engine.kernels.products import RowRule
 
 
 class Linear(nn.Module):
-    """x [T, K] → x · weightᵀ [T, O]. `parts`: rows of each checkpoint tensor that lies in the weight, top to bottom."""
+    """x [T, K] → x · weightᵀ [T, O], both of `dtype`.
 
-    def __init__(self, in_features: int, *parts: int) -> None:
+    parts  rows of each checkpoint tensor that lies in the weight, top to bottom
+    """
+
+    def __init__(self, in_features: int, *parts: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.parts = parts
-        self.weight = nn.Parameter(torch.empty(sum(parts), in_features), requires_grad=False)
+        self.weight = nn.Parameter(torch.empty(sum(parts), in_features, dtype=dtype), requires_grad=False)
 
     def forward(self, x: Tensor, rule: RowRule) -> Tensor:
         return linear(x, self.weight, rule)

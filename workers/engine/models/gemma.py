@@ -25,29 +25,33 @@ from workers.engine.models.gemma_config import GemmaConfig
 class GemmaMLP(nn.Module):
     """x [T, K] → down(gelu_tanh(gate(x)) · up(x)) [T, K]."""
 
-    def __init__(self, config: GemmaConfig) -> None:
+    def __init__(self, config: GemmaConfig, dtype: torch.dtype) -> None:
         super().__init__()
-        self.gate_up_proj = Linear(config.hidden_size, config.intermediate_size, config.intermediate_size)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size)
+        inner = config.intermediate_size
+        self.gate_up_proj = Linear(config.hidden_size, inner, inner, dtype=dtype)
+        self.down_proj = Linear(inner, config.hidden_size, dtype=dtype)
 
     def forward(self, x: Tensor, rule: RowRule) -> Tensor:
         return self.down_proj(gelu_mul(self.gate_up_proj(x, rule)), rule)  # type: ignore[no-any-return]
 
 
 class GemmaLayer(nn.Module):
-    """One decoder layer: norm, attention, norm, residual; norm, MLP, norm, residual; in Gemma 4 times a number."""
+    """One decoder layer: norm, attention, norm, residual; norm, MLP, norm, residual; in Gemma 4 times a number.
 
-    def __init__(self, config: GemmaConfig, index: int) -> None:
+    The residual stream is float32 whatever `dtype` the products take.
+    """
+
+    def __init__(self, config: GemmaConfig, index: int, dtype: torch.dtype) -> None:
         super().__init__()
         hidden, eps, offset = config.hidden_size, config.eps, config.norm_offset
         shape = AttentionShape(
-            config.layout(index), config.scaling, eps, offset, config.value_norm, config.window(index)
+            config.layout(index), config.scaling, eps, offset, config.value_norm, config.window(index), dtype
         )
         self.self_attn = TreeSelfAttention(hidden, shape, index)
-        self.mlp = GemmaMLP(config)
-        self.input_layernorm = RMSNorm(hidden, eps, offset)
+        self.mlp = GemmaMLP(config, dtype)
+        self.input_layernorm = RMSNorm(hidden, eps, offset, dtype)
         self.post_attention_layernorm = RMSNorm(hidden, eps, offset)
-        self.pre_feedforward_layernorm = RMSNorm(hidden, eps, offset)
+        self.pre_feedforward_layernorm = RMSNorm(hidden, eps, offset, dtype)
         self.post_feedforward_layernorm = RMSNorm(hidden, eps, offset)
         self.layer_scalar = nn.Parameter(torch.empty(1), requires_grad=False) if config.layer_scalars else None
 
@@ -66,15 +70,15 @@ class GemmaLayer(nn.Module):
 class GemmaBody(nn.Module):
     """Embedding, layers, final norm: the part that the checkpoint calls `model`."""
 
-    def __init__(self, config: GemmaConfig) -> None:
+    def __init__(self, config: GemmaConfig, dtype: torch.dtype) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(GemmaLayer(config, i) for i in range(len(config.layer_types)))
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype)
+        self.layers = nn.ModuleList(GemmaLayer(config, i, dtype) for i in range(len(config.layer_types)))
         self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
 
     def forward(self, fwd: Forward) -> Tensor:
-        """The final hidden rows that are read [R, K]."""
+        """The final hidden rows that are read [R, K] float32."""
         config = self.config
         x = embedding(fwd.tokens, self.embed_tokens.weight, config.hidden_size**0.5)
         tables = {
@@ -90,9 +94,9 @@ class GemmaBody(nn.Module):
 class Embedding(nn.Module):
     """The token table [V, K]: embedding, and the head where it is tied."""
 
-    def __init__(self, size: int, width: int) -> None:
+    def __init__(self, size: int, width: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(size, width), requires_grad=False)
+        self.weight = nn.Parameter(torch.empty(size, width, dtype=dtype), requires_grad=False)
 
 
 class GemmaModel(nn.Module):
@@ -128,12 +132,13 @@ class GemmaModel(nn.Module):
     decoder: ClassVar[str] = "model.layers."
     """Where the linears begin that a quantized checkpoint stores quantized: all of them do."""
 
-    def __init__(self, config: GemmaConfig) -> None:
+    def __init__(self, config: GemmaConfig, dtype: torch.dtype = torch.float32) -> None:
+        """dtype: of embedding, linears and head, of what the linears read and write, and of keys and values."""
         super().__init__()
         self.config = config
-        self.model = GemmaBody(config)
+        self.model = GemmaBody(config, dtype)
         if not config.tied_head:
-            self.lm_head = Linear(config.hidden_size, config.vocab_size)
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, dtype=dtype)
 
     def unused_reason(self, name: str) -> str | None:
         """Why a tensor of the checkpoint is not read; None when there is no reason and it is a fault."""

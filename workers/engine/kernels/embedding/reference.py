@@ -5,5 +5,5 @@ from torch import Tensor
 
 
 def embedding(tokens: Tensor, weight: Tensor, scale: float) -> Tensor:
-    """tokens [T] int64, weight [V, K] → weight[tokens] · scale [T, K]."""
-    return torch.stack([weight[int(token)] * scale for token in tokens])
+    """tokens [T] int64, weight [V, K] → weight[tokens] · scale [T, K] float32."""
+    return torch.stack([weight[int(token)].float() * scale for token in tokens])

@@ -9,5 +9,8 @@ __all__ = ["linear"]
 
 
 def linear(x: Tensor, weight: Tensor, rule: RowRule) -> Tensor:
-    """x [T, K] · weight [O, K]ᵀ → [T, O] float32. T may be any number of rows: the op pads to the rule's step."""
+    """x [T, K] · weight [O, K]ᵀ → [T, O] of their type, summed in float32.
+
+    T may be any number of rows: the op pads to the rule's step.
+    """
     return cpu.linear(x, weight, rule)

@@ -28,7 +28,7 @@ def _rows_logprobs(
     bounds = torch.searchsorted(cols, torch.tensor([*starts, weight.shape[0]])).tolist()
     buffer = x.new_empty(x.shape[0] * VOCAB_CHUNK)
     for i, start in enumerate(starts):
-        part = weight[start : start + VOCAB_CHUNK]
+        part = weight[start : start + VOCAB_CHUNK].float()
         logits = linear_into(buffer[: x.shape[0] * part.shape[0]].view(x.shape[0], -1), x, part, rule)
         if softcap is not None:
             logits.div_(softcap).tanh_().mul_(softcap)

@@ -51,11 +51,11 @@ def qkv_norm_rotary(
     *,
     norm_v: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """qkv [T, layout.width] → q [N, T, G, D], k [N, T+1, D], v [N, T+1, D].
+    """qkv [T, layout.width] → q [N, T, G, D], k [N, T+1, D], v [N, T+1, D], of its type.
 
     q and k are normalised over D with the scales [D] and rotated by cos, sin [T, D/2] (the two halves of D form the
     pairs: the transformers convention). v is the projection as it is, the key's before norm and rotation where they
-    share it; with `norm_v` it is normalised over D without a scale. Head h of the projection is query h % G of key/value
-    head h // G. Row T of k and v is zero: it stands where an attention block has no token.
+    share it; with `norm_v` it is normalised over D without a scale. Head h of the projection is query h % G of
+    key/value head h // G. Row T of k and v is zero: it stands where an attention block has no token.
     """
     return cpu.qkv_norm_rotary(qkv, layout, q_scale, k_scale, cos, sin, eps, norm_v)

@@ -18,7 +18,7 @@ def rotary_table(positions: Tensor, inv_freq: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rotate_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """out, x [..., T, heads, D]; cos, sin [T, 1, D/2]."""
+    """out, x [..., T, heads, D]; cos, sin [T, 1, D/2]. Computed in float32; out may be of another type."""
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]
     torch.sub(first * cos, second * sin, out=out[..., :half])

@@ -45,6 +45,7 @@ def tree_attention(
     q       [N, T, G, D], already scaled
     k, v    [N, T+1, D], row T zero
     stores  this layer's (k, v) of each store that the plan's segments name, [N, L, D] each
+            q, k, v and the stores are of one type, and so is the result; sums and softmax are float32
     window  a row at position p sees the positions over p - window; None: all up to p
     Rows that belong to no segment (padding) get zeros.
     """

@@ -199,6 +199,9 @@ def tree_attention(
 ) -> Tensor:
     """The op of `kernels.tree_attention`: [T, H·D]."""
     n, t, g, d = q.shape
+    dtype = q.dtype
+    q, k, v = q.float(), k.float(), v.float()
+    stores = [(kept_k.float(), kept_v.float()) for kept_k, kept_v in stores]
     out = q.new_zeros(t, n * g * d)
     for head in range(n):
         keys = [k[head], *(store[0][head] for store in stores)]
@@ -208,4 +211,4 @@ def tree_attention(
         for group in plan.groups:
             attended = _attend(q_head.index_select(0, group.rows), keys, values, group, group.visible[window], rule)
             out_head.index_copy_(0, group.rows, attended)
-    return out
+    return out.to(dtype)

@@ -20,7 +20,7 @@ def tree_attention(
     """The op of `kernels.tree_attention`, from the segments themselves: [T, H·D]."""
     n, t, g, d = q.shape
     sources = [(k, v), *stores]
-    out = torch.zeros(t, n, g, d)
+    out = torch.zeros(t, n, g, d, dtype=q.dtype)
     for chain in chains(segments):
         for i in range(chain.rows):
             position = chain.position + i
@@ -29,5 +29,5 @@ def tree_attention(
             keys = torch.cat([sources[s][0][:, a : a + m] for s, a, m in pieces], dim=1).double()
             values = torch.cat([sources[s][1][:, a : a + m] for s, a, m in pieces], dim=1).double()
             weights = torch.softmax(q[:, chain.start + i].double() @ keys.transpose(1, 2), dim=-1)
-            out[chain.start + i] = (weights @ values).float()
+            out[chain.start + i] = (weights @ values).to(q.dtype)
     return out.reshape(t, n * g * d)

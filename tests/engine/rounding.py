@@ -1,0 +1,79 @@
+"""What bf16 may change: the first-order effect of every rounding on a log-probability, from the float32 reference.
+
+A rounding to bf16 multiplies each element t_i of a tensor by (1 + δ_i). To first order a log-probability L moves by
+Σ_i ∂L/∂t_i · t_i · δ_i over all rounded tensors. |δ| ≤ 2^-8 (8 significant bits, to nearest), and with mantissas spread
+logarithmically its root mean square is 2^-8 · √(1/3 · 3/(8 ln 2)) = 2^-8 · 0.425. The δ of different elements being
+independent, L moves by a random amount of standard deviation
+
+    σ = 2^-8 · 0.425 · √(Σ_i (∂L/∂t_i · t_i)²).
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+RMS = 2**-8 * math.sqrt(1 / (8 * math.log(2)))
+
+
+@contextmanager
+def rounded_tensors(model: Any) -> Iterator[list[Tensor]]:
+    """The tensors that our bf16 forward rounds, from each forward of a transformers Gemma model while this lasts.
+
+    They are what the linears read and write, and queries, keys and values as attention reads them.
+    """
+    found: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> None:
+        tensor.retain_grad()
+        found.append(tensor)
+
+    def output(_module: Any, _inputs: Any, result: Tensor) -> None:
+        keep(result)
+
+    def argument(_module: Any, inputs: tuple[Tensor, ...]) -> None:
+        keep(inputs[0])
+
+    rotary = _rotary(type(model).__module__, keep)
+    with ExitStack() as stack:
+        stack.enter_context(rotary)
+        for layer in model.model.layers:
+            attention = layer.self_attn
+            norms = [layer.input_layernorm, layer.pre_feedforward_layernorm, getattr(attention, "v_norm", None)]
+            linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+            linears += [layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj]
+            hooks = [module.register_forward_hook(output) for module in norms + linears if module is not None]
+            hooks += [module.register_forward_pre_hook(argument) for module in (attention.o_proj, layer.mlp.down_proj)]
+            for hook in hooks:
+                stack.callback(hook.remove)
+        yield found
+
+
+def _rotary(module: str, keep: Callable[[Tensor], None]) -> Any:
+    """The module's rotation, whose results are kept: both of q and k, or one of them."""
+    namespace = __import__(module, fromlist=["apply_rotary_pos_emb"])
+    plain = namespace.apply_rotary_pos_emb
+
+    def rotate(*args: Any, **kwargs: Any) -> Any:
+        result = plain(*args, **kwargs)
+        for tensor in result if isinstance(result, tuple) else (result,):
+            keep(tensor)
+        return result
+
+    return patch.object(namespace, "apply_rotary_pos_emb", rotate)
+
+
+def deviations(model: Any, ids: tuple[int, ...], columns: list[int]) -> list[float]:
+    """σ of log P(column | ids) for each column."""
+    with torch.enable_grad(), rounded_tensors(model) as tensors:
+        row = torch.log_softmax(model(torch.tensor([ids])).logits[0, -1], -1)
+        out = []
+        for column in columns:
+            grads = torch.autograd.grad(row[column], tensors, retain_graph=True)
+            effects = (grad * tensor.detach() for grad, tensor in zip(grads, tensors, strict=True))
+            out.append(RMS * math.sqrt(sum(float(effect.double().square().sum()) for effect in effects)))
+    return out

@@ -1,0 +1,140 @@
+"""Scheme bf16 on the CPU: within what its roundings explain, and no further off than the reference in bf16."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.engine.mutations import load_model
+from tests.engine.rounding import deviations
+from tests.engine.support import (
+    Job,
+    Question,
+    engine_config,
+    load_reference,
+    make_plan,
+    option_logprobs,
+    reference_logprobs,
+    score,
+)
+from tests.support.tiny import make_tiny_checkpoint
+from tests.support.tiny_gemma4 import make_tiny_gemma4
+from workers.engine.engine import ScoringEngine
+from workers.engine.kernels.products import RowRule
+from workers.engine.models import GemmaModel
+from workers.engine.runner import Runner
+
+MAKERS: dict[str, Callable[..., Path]] = {"gemma3": make_tiny_checkpoint, "gemma4": make_tiny_gemma4}
+WORST = 5.0
+"""Standard deviations: a normal variable is further off once in two million times."""
+
+
+def _jobs() -> list[Job]:
+    """Contents within and over the window, questions read at one row each."""
+    rng = np.random.default_rng(40)
+
+    def draw(count: int) -> tuple[int, ...]:
+        return tuple(rng.integers(20, 800, count).tolist())
+
+    def question(length: int) -> Question:
+        return Question(draw(length), tuple((token,) for token in sorted(draw(3))))
+
+    return [Job((2, *draw(length)), tuple(question(3 + i) for i in range(3))) for length in (5, 20, 60, 100)]
+
+
+JOBS = _jobs()
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def snapshot(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint stored in bf16, as published ones are: its weights are not rounded again."""
+    directory = MAKERS[request.param](tmp_path_factory.mktemp("bf16") / "snapshot", seed=1)
+    file = directory / "model.safetensors"
+    save_file({name: tensor.bfloat16() for name, tensor in load_file(file).items()}, file)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def exact(snapshot: Path) -> dict[Any, float]:
+    """transformers in float32."""
+    return reference_logprobs(load_reference(snapshot), JOBS)
+
+
+@pytest.fixture(scope="module")
+def sigma(snapshot: Path) -> dict[Any, float]:
+    """The standard deviation that the roundings give each log-probability."""
+    model, out = load_reference(snapshot), {}
+    for number, job in enumerate(JOBS):
+        for question in job.questions:
+            columns = [option[0] for option in question.options]
+            found = deviations(model, (*job.content, *question.prompt), columns)
+            out |= {(number, question.prompt, (column,)): s for column, s in zip(columns, found, strict=True)}
+    return out
+
+
+def _errors(scores: dict[Any, float], exact: dict[Any, float], sigma: dict[Any, float]) -> Any:
+    """Differences from float32 in units of σ."""
+    return np.array([(scores[key] - exact[key]) / sigma[key] for key in exact])
+
+
+def _scores(engine: ScoringEngine) -> dict[Any, float]:
+    plan, where = make_plan(JOBS)
+    return option_logprobs(JOBS, score(engine, plan).logprobs, where)
+
+
+def _with_model(snapshot: Path, model: GemmaModel) -> dict[Any, float]:
+    engine = ScoringEngine.load(engine_config(snapshot, quant="bf16"))
+    return _scores(ScoringEngine(engine.config, Runner(model, RowRule()), engine.info))
+
+
+def test_errors_are_what_the_roundings_explain(snapshot: Path, exact: Any, sigma: Any) -> None:
+    """Not only below the bound: of its size, which shows that it counts the roundings that there are."""
+    engine = ScoringEngine.load(engine_config(snapshot, quant="bf16"))
+    errors = _errors(_scores(engine), exact, sigma)
+    assert np.abs(errors).max() < WORST
+    assert 0.6 < np.sqrt(np.mean(errors**2)) < 1.4
+    assert engine.info.scheme == "bf16"
+    assert engine.info.batch_invariant
+
+
+def test_no_further_off_than_the_reference_in_bf16(snapshot: Path, exact: Any) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(snapshot, dtype=torch.bfloat16, attn_implementation="eager").eval()
+    theirs = reference_logprobs(model, JOBS)
+    ours = _scores(ScoringEngine.load(engine_config(snapshot, quant="bf16")))
+
+    def rms(scores: dict[Any, float]) -> float:
+        return float(np.sqrt(np.mean([(scores[key] - exact[key]) ** 2 for key in exact])))
+
+    assert rms(ours) < rms(theirs)
+
+
+@pytest.mark.parametrize("step", [-1, 1])
+def test_a_mutation_is_outside_the_bound(snapshot: Path, exact: Any, sigma: Any, step: int) -> None:
+    model = load_model(snapshot, lambda c: replace(c, sliding_window=c.sliding_window + step), torch.bfloat16)
+    assert np.abs(_errors(_with_model(snapshot, model), exact, sigma)).max() > 2 * WORST
+
+
+def test_weights_and_kept_contents_take_half_the_memory(snapshot: Path) -> None:
+    f32, bf16 = load_model(snapshot), load_model(snapshot, dtype=torch.bfloat16)
+    linears = [p for name, p in bf16.named_parameters() if p.dim() == 2]
+    assert all(p.dtype == torch.bfloat16 for p in linears)
+    size = [sum(p.nbytes for p in model.parameters()) for model in (f32, bf16)]
+    assert size[1] < 0.55 * size[0]
+    assert bf16.head_weight.dtype == torch.bfloat16  # what contents are kept in
+
+
+def test_float32_weights_are_rounded_once(tmp_path: Path) -> None:
+    """A checkpoint in float32 scores as the same one stored in bf16 does, but for the norms: they stay as they are."""
+    snapshot = make_tiny_checkpoint(tmp_path / "snapshot")
+    file = snapshot / "model.safetensors"
+    tensors = load_file(file)
+    whole = _scores(ScoringEngine.load(engine_config(snapshot, quant="bf16")))
+    save_file({name: t.bfloat16() if t.dim() == 2 else t for name, t in tensors.items()}, file)
+    assert _scores(ScoringEngine.load(engine_config(snapshot, quant="bf16"))) == whole
