@@ -72,6 +72,16 @@ def test_a_corpus_is_the_largest_of_its_texts(tiny_checkpoint: Path) -> None:
     assert together == {name: max(one[name] for one in alone) for name in together}
 
 
+def test_padding_is_not_seen(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """A pass is filled up with token 0. Here its normed embedding is larger than any other's."""
+    copy = shutil.copytree(tiny_checkpoint, tmp_path / "copy")
+    table = load_file(copy / WEIGHTS)["model.embed_tokens.weight"]
+    table[0] = torch.nn.functional.one_hot(torch.tensor(7), table.shape[1]) * 100.0
+    change(copy, {"model.embed_tokens.weight": table})
+    assert calibrate(copy, TEXTS[:2]) == calibrate(tiny_checkpoint, TEXTS[:2])
+    assert calibrate(copy, [(*TEXTS[0], 0)]) != calibrate(tiny_checkpoint, [(*TEXTS[0], 0)])
+
+
 def test_it_is_deterministic(tiny_checkpoint: Path) -> None:
     assert calibrate(tiny_checkpoint, TEXTS[:2]) == calibrate(tiny_checkpoint, TEXTS[:2])
 

@@ -190,6 +190,8 @@ REFUSED_CONFIGS: dict[str, tuple[Change, str]] = {
     ),
     "four bits": (lambda c: group(c)["weights"].update(num_bits=4), "weights.num_bits 4"),
     "bits as text": (lambda c: group(c)["weights"].update(num_bits="8"), "weights.num_bits '8'"),
+    "bits as a fraction": (lambda c: group(c)["weights"].update(num_bits=8.0), "weights.num_bits 8.0"),
+    "no for a number": (lambda c: group(c)["weights"].update(dynamic=0), "weights.dynamic 0"),
     "int weights": (lambda c: group(c)["weights"].update(type="int"), "weights.type 'int'"),
     "channel": (lambda c: group(c)["weights"].update(strategy="channel"), "weights.strategy 'channel'"),
     "block": (lambda c: group(c)["weights"].update(block_structure=[128, 128]), "weights.block_structure"),
