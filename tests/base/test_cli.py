@@ -87,13 +87,23 @@ def test_every_flag_sets_its_setting(started: list[Settings], tmp_path: Path) ->
         "log_format": "json",
         "metrics_auth": True,
         "debug": True,
+        "packs": ("github:a/b@1.0", "folder"),
+        "official_packs": False,
+        "packs_allow_namespace": ("spinf",),
+        "packs_refresh": True,
         "config": tmp_path / "empty.toml",
     }
     given |= {name: setting.default + 1 for name, setting in SETTINGS.items() if name not in given}
     arguments: list[str] = []
     for name, value in given.items():
         flag = SETTINGS[name].flag
-        arguments += [str(value)] if flag is None else [flag] if value is True else [flag, str(value)]
+        if flag is None:
+            arguments.append(str(value))
+        elif isinstance(value, bool):
+            arguments.append(flag if value else "--no-" + flag.removeprefix("--"))
+        else:
+            for one in value if isinstance(value, tuple) else (value,):
+                arguments += [flag, str(one)]
     assert invoke("serve", *arguments).exit_code == 5
     for name, value in given.items():
         assert getattr(started[0], name) == value, name

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spinf_serve.config import Limits, PreprocessConfig, ServedModel
+from spinf_serve.config import Limits, PackFile, PreprocessConfig, ServedModel
 from spinf_serve.plan import ScoreResult
 from workers.preprocess.preprocessor import Preprocessor, RequestHeader
 from workers.preprocess.tokenizer import ContentTokenizer
@@ -50,7 +50,10 @@ def preprocessor(tiny_checkpoint: Path) -> Preprocessor:
         snapshot_dir=str(tiny_checkpoint),
     )
     limits = Limits(max_query_tokens=4096, max_option_tokens=64)
-    return Preprocessor(PreprocessConfig(model=model, limits=limits), ContentTokenizer.load(tiny_checkpoint))
+    content = (ROOT / "docs/examples/prompt-packs/packs/forum-guard/1.0.json").read_bytes()
+    packs = (PackFile("example/forum-guard", "1.0", True, content),)
+    config = PreprocessConfig(model=model, limits=limits, pack_files=packs)
+    return Preprocessor(config, ContentTokenizer.load(tiny_checkpoint))
 
 
 def answer(preprocessor: Preprocessor, body: str, route: str) -> dict[str, Any]:
