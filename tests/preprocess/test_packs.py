@@ -4,6 +4,8 @@ import copy
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from spinf_serve.packs.pack import from_data
 from tests.support.packs import FILES, guarded, pack_file, plain_pack, tiny_pack, use
@@ -323,3 +325,48 @@ def test_a_broken_lock_says_so_in_the_decision(tokenizer: ContentTokenizer) -> N
     decision = answer(prep, guarded("x"))["results"][0]["packs"][0]["decision"]
     assert decision["mode"] == "per_category"
     assert "lock" in decision["warning"]
+
+
+_WORDS = st.sampled_from(
+    [
+        "acme/guard",
+        "acme/plain",
+        "acme/soon",
+        "1.0",
+        "2.0",
+        "chat",
+        "post",
+        "max",
+        "micro_layer",
+        "harm",
+        "who",
+        "X",
+        "",
+    ]
+)
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | st.floats(-2, 2) | _WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_WORDS, inner, max_size=3),
+    max_leaves=6,
+)
+_DECISIONS = st.dictionaries(st.sampled_from(["mode", "threshold", "thresholds", "critical", "top"]), _VALUES)
+_ENTRIES = st.fixed_dictionaries(
+    {"id": _WORDS | _VALUES},
+    optional={
+        "version": _WORDS | _VALUES,
+        "context": _WORDS | _VALUES,
+        "decision": _DECISIONS | _VALUES,
+        "include_queries": st.booleans() | _VALUES,
+        "other": _VALUES,
+    },
+)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(packs=st.lists(_ENTRIES | _VALUES, max_size=3) | _VALUES, parameters=st.dictionaries(_WORDS, _VALUES) | _VALUES)
+def test_whatever_is_sent_is_answered_or_refused(shelf: Preprocessor, packs: Any, parameters: Any) -> None:
+    body = guarded("hello", packs=packs, queries=[query(id="mine")])
+    body["inputs"][0]["parameters"] = parameters
+    code, _param = refusal(shelf, body)
+    if not code:
+        assert len(answer(shelf, body)["results"]) == 1
