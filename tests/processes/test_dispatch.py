@@ -107,8 +107,9 @@ def test_what_a_dead_worker_held_goes_first() -> None:
     bench.submit("b")
     bench.credit("w")  # both are prepared and wait for the engine
     bench.given()
-    bench.lose("w")
+    bench.lose("w", settle=False)
     bench.submit("c")
+    bench.settle()
     for _ in range(3):
         bench.credit("x")
     assert bench.given() == [("in-x", "a", 2), ("in-x", "b", 2), ("in-x", "c", 1)]
