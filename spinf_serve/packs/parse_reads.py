@@ -3,7 +3,7 @@
 from typing import Any
 
 from spinf_serve.packs.model import ANY, KINDS, OPTION, PAIR, SET, Query, Read
-from spinf_serve.packs.problems import Problems, fields_of, is_number, unknown_keys
+from spinf_serve.packs.problems import MAX_NUMBER, Problems, fields_of, is_number, unknown_keys
 from spinf_serve.protocol.document import Fields, Place
 from spinf_serve.protocol.queries import MAX_ID_CHARS
 
@@ -93,8 +93,8 @@ def _combination(fields: Fields, query: Query | None) -> str | None:
 
 def _spread(fields: Fields, draft: bool) -> tuple[float | None, float | None]:
     mean, sd = (_number(fields, name, required=not draft) for name in _FITTED)
-    if sd is not None and sd <= 0:
-        fields.fault("sd", "must be greater than 0")
+    if sd is not None and sd < 1 / MAX_NUMBER:
+        fields.fault("sd", "must be greater than 0" if sd <= 0 else f"must be at least {1 / MAX_NUMBER:g}")
         sd = None
     return mean, sd
 
