@@ -54,9 +54,11 @@ def exported(source: Path, target: Path) -> tuple[Path, Calibration]:
     return target, calibration
 
 
-def scheme_model(snapshot: Path, scheme: str, calibration: Calibration | None = None) -> GemmaModel:
+def scheme_model(
+    snapshot: Path, scheme: str, calibration: Calibration | None = None, dtype: torch.dtype = torch.float32
+) -> GemmaModel:
     """The snapshot with the decoder's linears in a scheme: codes copied where they are stored, else quantized here."""
-    model = GemmaModel(model_config(snapshot))
+    model = GemmaModel(model_config(snapshot), dtype)
     use_scheme(model, scheme)
     load_weights(model, snapshot)
     if calibration is not None:
@@ -66,23 +68,24 @@ def scheme_model(snapshot: Path, scheme: str, calibration: Calibration | None = 
 
 
 def dequantized(model: GemmaModel) -> GemmaModel:
-    """The same model with plain linears that hold codes · scale."""
+    """The same model with plain linears that hold codes · scale, rounded to the model's type."""
+    dtype = model.model.embed_tokens.weight.dtype
     for name, module in quant_linears(model).items():
         parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, plain(module))
+        setattr(model.get_submodule(parent), own, plain(module, dtype))
     return model
 
 
-def plain(module: QuantLinear) -> Linear:
+def plain(module: QuantLinear, dtype: torch.dtype) -> Linear:
     rows, columns = module.weight.shape
-    linear = Linear(columns, rows)
+    linear = Linear(columns, rows, dtype=dtype)
     linear.weight.copy_(module.weight.float() * module.weight_scale[:, None])
     return linear
 
 
-def engine_of(snapshot: Path, model: GemmaModel) -> ScoringEngine:
+def engine_of(snapshot: Path, model: GemmaModel, **settings: str) -> ScoringEngine:
     """An engine of the snapshot's settings that runs this model."""
-    engine = ScoringEngine.load(engine_config(snapshot))
+    engine = ScoringEngine.load(engine_config(snapshot, **settings))
     engine._runner.model = model
     return engine
 

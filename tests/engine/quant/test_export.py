@@ -86,6 +86,14 @@ def test_export_then_load_is_quantizing_at_load_time(tmp_path: Path, make: Any) 
     assert float(np.abs(from_export - plain).max()) > 0.01
 
 
+def test_the_same_holds_in_bf16(source: Path, static: tuple[Path, Calibration]) -> None:
+    snapshot, calibration = static
+    from_export = logprobs(ScoringEngine.load(engine_config(snapshot, quant="bf16")))
+    model = dequantized(scheme_model(source, "fp8s", calibration, torch.bfloat16))
+    assert same_bits(from_export, logprobs(engine_of(source, model, quant="bf16")))
+    assert not same_bits(from_export, logprobs(ScoringEngine.load(engine_config(snapshot))))
+
+
 def test_the_same_holds_with_rounded_activations(source: Path, static: tuple[Path, Calibration]) -> None:
     snapshot, calibration = static
     stored = logprobs(engine_of(snapshot, scheme_model(snapshot, "fp8s")))
