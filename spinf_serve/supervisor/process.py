@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 HELLO_S = 60.0
 """For a child to say hello: interpreter start and its first imports, on a cold and busy disk."""
-LOADING_SILENCE_S = 120.0
+LOADING_SILENCE_S = {"frontend": 30.0, "preprocess": 30.0, "engine": 120.0}
 """Between two heartbeats before ready: loading a shared library holds the interpreter lock for seconds."""
 LOADING_S = {"frontend": 120.0, "preprocess": 300.0, "engine": 1800.0}
 """Between hello (or the last progress message) and ready."""
@@ -97,7 +97,7 @@ class Process:
         """Why this child counts as hung, or None. `watchdog_s` bounds one engine pass, 0 = no bound."""
         if self._outbox is None:
             return f"no hello within {HELLO_S:.0f} s" if now - self._moved > HELLO_S else None
-        silence = SILENCE_S[self.role] if self.ready else LOADING_SILENCE_S
+        silence = (SILENCE_S if self.ready else LOADING_SILENCE_S)[self.role]
         if now - self._heard > silence:
             return f"no heartbeat for {silence:.0f} s"
         if not self.ready:

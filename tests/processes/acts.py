@@ -27,7 +27,13 @@ def replaced(server: ServerProcess, role: str, old: set[int]) -> list[int]:
 
 
 def wait_workers(server: ServerProcess, count: int) -> None:
-    wait_for(lambda: len(server.children("preprocess")) == count, f"{count} workers")
+    """Until that many workers are there and all of them can work."""
+
+    def probe() -> bool:
+        workers = server.children("preprocess")
+        return len(workers) == count and all(f"preprocess-{pid} is ready" in server.log for pid in workers)
+
+    wait_for(probe, f"{count} workers")
 
 
 def hold_engine(server: ServerProcess) -> Callable[[], None]:

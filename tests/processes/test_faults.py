@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.acts import hold_engine, in_background, wait_in_flight
+from tests.processes.acts import hold_engine, in_background, wait_in_flight, wait_workers
 from tests.support.plant import light
 from tests.support.server import ServerProcess, body_of, stat_of, wait_for
 
@@ -54,7 +54,7 @@ def test_one_request_never_takes_another_down(tiny_checkpoint: Path, tmp_path: P
         assert (poison.status_code, poison.json()["error"]["code"]) == (500, "engine_error")
         assert [call.result(60).status_code for call in others] == [200] * 3
         assert server.metric("spinf_workers_lost_total") == 2
-        wait_for(lambda: len(server.children("preprocess")) == 2, "a full pool again")
+        wait_workers(server, 2)
         assert server.post(body_of()).status_code == 200
 
 

@@ -7,7 +7,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LIGHT_ENGINE = """
 import sys
 import tests.support.light_engine
-sys.modules["workers.engine.engine"] = tests.support.light_engine
+import workers.engine
+sys.modules["workers.engine.engine"] = workers.engine.engine = tests.support.light_engine
 """
 """For the engine: a stand-in without torch, ready in a moment, where a test is about processes and not about scores."""
 
