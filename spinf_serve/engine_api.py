@@ -77,13 +77,21 @@ class Engine:
         response: dict[str, Any] = json.loads(self.score_bytes(_to_bytes(body)))
         return response
 
+    def score_jobs(self, body: dict[str, Any] | bytes | str) -> dict[str, Any]:
+        """Score one body of `POST /v0/score`, the engine primitive: whole prompt texts in, unrounded numbers out."""
+        response: dict[str, Any] = json.loads(self._respond(_to_bytes(body), new_request_id(), "v0_score"))
+        return response
+
     def score_bytes(self, body: bytes, request_id: str | None = None) -> bytes:
-        """The same from the raw body to the raw response, whose id is `request_id` (default: a new one)."""
+        """`score` from the raw body to the raw response, whose id is `request_id` (default: a new one)."""
+        return self._respond(body, request_id or new_request_id(), "score")
+
+    def _respond(self, body: bytes, request_id: str, route: str) -> bytes:
         from workers.preprocess.preprocessor import RequestHeader
 
         header = RequestHeader(
-            request_id=request_id or new_request_id(),
-            route="score",
+            request_id=request_id,
+            route=route,
             trusted=True,
             content_encoding=None,
             received=time.monotonic(),

@@ -113,10 +113,14 @@ class ManifestLimits(_Table):
 
 
 class Parity(_Table):
-    """A fixture and its recorded reference, as paths."""
+    """A fixture and its recorded reference: paths, in the file relative to the manifest's folder."""
 
-    fixture: str
-    reference: str
+    fixture: Annotated[str, Field(min_length=1)]
+    reference: Annotated[str, Field(min_length=1)]
+
+    def beside(self, folder: Path) -> "Parity":
+        """The same with whole paths."""
+        return Parity(fixture=str(folder / self.fixture), reference=str(folder / self.reference))
 
 
 class Manifest(_Table):
@@ -192,6 +196,8 @@ def load_manifest(path: Path) -> Manifest:
         raise ManifestError(f"manifest {path}: {where}: {first['msg']}") from None
     if manifest.source is None:
         raise ManifestError(f"manifest {path}: source: Field required")
+    if manifest.parity is not None:
+        return manifest.model_copy(update={"parity": manifest.parity.beside(path.absolute().parent)})
     return manifest
 
 

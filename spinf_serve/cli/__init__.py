@@ -7,6 +7,7 @@ import typer
 from spinf_serve import __version__
 from spinf_serve.cli import packs
 from spinf_serve.cli.calibrate import calibrate
+from spinf_serve.cli.parity import parity
 from spinf_serve.cli.quantize import quantize
 from spinf_serve.cli.score import score
 from spinf_serve.cli.serve import serve
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(score)
 app.add_typer(packs.app, name="packs")
+app.command()(parity)
 app.command()(calibrate)
 app.command()(quantize)
 
