@@ -165,11 +165,21 @@ def _edit_weights(snapshot: Path, edit: Callable[[dict[str, torch.Tensor]], dict
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, snapshot / "model.safetensors")
 
 
-def test_a_value_projection_where_there_should_be_none(tmp_path: Path) -> None:
+def test_a_value_projection_of_its_own_where_k_is_v(tmp_path: Path) -> None:
+    """Some converters write k_proj a second time, as v_proj. Other values would not be read by the reference either."""
     snapshot = make_tiny_gemma4(tmp_path / "snapshot")
-    extra = {"model.layers.1.self_attn.v_proj.weight": torch.zeros(16, 64)}
-    _edit_weights(snapshot, lambda tensors: tensors | extra)
-    with pytest.raises(LoadError, match=r"no place for: model\.layers\.1\.self_attn\.v_proj\.weight"):
+    key, value = (f"model.layers.1.self_attn.{name}_proj.weight" for name in "kv")
+    _edit_weights(snapshot, lambda tensors: tensors | {value: tensors[key].clone()})
+    ScoringEngine.load(engine_config(snapshot)).close()
+    _edit_weights(snapshot, lambda tensors: tensors | {value: tensors[key] * 2})
+    with pytest.raises(LoadError, match=r"1\.self_attn\.v_proj\.weight one with model\.layers\.1\.self_attn\.k_proj"):
+        ScoringEngine.load(engine_config(snapshot))
+
+
+def test_a_value_projection_of_no_layer(tmp_path: Path) -> None:
+    snapshot = make_tiny_gemma4(tmp_path / "snapshot")
+    _edit_weights(snapshot, lambda tensors: tensors | {"model.layers.5.self_attn.v_proj.weight": torch.zeros(16, 64)})
+    with pytest.raises(LoadError, match=r"no place for: model\.layers\.5\.self_attn\.v_proj\.weight"):
         ScoringEngine.load(engine_config(snapshot))
 
 
@@ -188,7 +198,7 @@ def test_a_tied_head_may_be_stored_again_but_no_other(tmp_path: Path, model_type
     _edit_weights(snapshot, lambda tensors: tensors | {"lm_head.weight": tensors[embedding].clone()})
     ScoringEngine.load(engine_config(snapshot)).close()
     _edit_weights(snapshot, lambda tensors: tensors | {"lm_head.weight": tensors[embedding] * 1.5})
-    with pytest.raises(LoadError, match=r"ties lm_head\.weight to model\.embed_tokens\.weight, but"):
+    with pytest.raises(LoadError, match=r"makes lm_head\.weight one with .*embed_tokens\.weight, but"):
         ScoringEngine.load(engine_config(snapshot))
 
 

@@ -242,6 +242,54 @@ def test_the_start_token_without_a_post_processor(
     assert ContentTokenizer.load(snapshot).bos_id == bos_id
 
 
+def pass_through(content: dict[str, Any]) -> None:
+    """The template of the first published Gemma 4 tokenizers: the text alone."""
+    content["post_processor"] |= {"single": [{"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {}}
+    content["post_processor"]["pair"] = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
+
+
+@pytest.mark.parametrize("config", [{}, {"add_bos_token": False}, {"bos_token": {"content": "<bos>"}}], ids=str)
+@pytest.mark.parametrize("model_type", ["gemma4", "gemma4_unified", "gemma4_text", "gemma4_unified_text"])
+@pytest.mark.parametrize("template", [drop_template, pass_through], ids=lambda f: f.__name__)
+def test_gemma_4_never_reads_a_text_without_its_start(
+    edited: Callable[..., Path], template: Edit, model_type: str, config: dict[str, Any]
+) -> None:
+    def forget(content: dict[str, Any]) -> None:
+        for key in ("add_bos_token", "bos_token"):
+            content.pop(key, None)
+        content.update(config)
+
+    snapshot = edited(
+        tokenizer=template, tokenizer_config=forget, config=lambda content: content.update(model_type=model_type)
+    )
+    assert ContentTokenizer.load(snapshot).bos_id == 2
+    assert ContentTokenizer.load(edited(tokenizer=template, tokenizer_config=forget)).bos_id is None, "Gemma 3"
+
+
+def test_turn_and_media_markers_of_gemma_4_stay_text(edited: Callable[..., Path]) -> None:
+    """They are written otherwise than Gemma 3's; flagged special in tokenizer.json, or named by the configs alone."""
+    markers = ["<|turn>", "<turn|>", '<|"|>', "<|image|>", "<|audio>", "<|think|>"]
+
+    def add(content: dict[str, Any]) -> None:
+        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        first = max(entry["id"] for entry in content["added_tokens"]) + 1
+        first = max(first, len(content["model"]["vocab"]))
+        for number, marker in enumerate(markers):
+            special = marker != "<|image|>"
+            content["added_tokens"].append({"id": first + number, "content": marker, "special": special, **flags})
+
+    snapshot = edited(
+        tokenizer=add,
+        tokenizer_config=lambda content: content.update(image_token="<|image|>"),
+        config=lambda content: content.update(model_type="gemma4", vocab_size=content["vocab_size"] + len(markers)),
+    )
+    tokenizer = ContentTokenizer.load(snapshot)
+    for marker in markers:
+        ids = tokenizer.encode(f"a {marker} b")
+        assert not tokenizer.special_ids & set(ids)
+        assert max(ids) < tokenizer.vocab_size - len(markers)
+
+
 def test_added_tokens_outside_the_model_are_hidden(edited: Callable[..., Path]) -> None:
     rows = len(tiny_pieces()[0])
 

@@ -33,10 +33,10 @@ class Loadable(Protocol):
 
     fusions: ClassVar[dict[str, tuple[str, ...]]]
     prefixes: ClassVar[tuple[tuple[str, str], ...]]
-    ties: ClassVar[dict[str, str]]
     decoder: ClassVar[str]
 
     def unused_reason(self, name: str) -> str | None: ...
+    def copy_of(self, name: str) -> str | None: ...
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
     def get_submodule(self, target: str) -> nn.Module: ...
     def loaded(self) -> None: ...
@@ -161,7 +161,8 @@ def load_weights(model: Loadable, snapshot_dir: Path, on_progress: Progress | No
     total = sum(p.numel() * p.element_size() for _, p in model.named_parameters())
     done = 0
     reasons: Counter[str] = Counter()
-    tied: dict[str, StoredTensor] = {}
+    read: dict[str, StoredTensor] = {}
+    copies: list[tuple[StoredTensor, str]] = []
     with Snapshot(snapshot_dir) as snapshot:
         scales = _scales(model, layout, snapshot)
         for stored, tensor in snapshot.tensors.items():
@@ -169,36 +170,42 @@ def load_weights(model: Loadable, snapshot_dir: Path, on_progress: Progress | No
             if name not in places:
                 if stored.rpartition(".")[0] in scales:
                     continue  # a scale, read already
-                reason = model.unused_reason(name)
+                original, reason = model.copy_of(name), model.unused_reason(name)
+                if original in places:
+                    copies.append((tensor, original))
+                    reason = "they are copies of weights that are"
                 if reason is None:
                     raise LoadError(f"the snapshot holds a weight that the model has no place for: {stored}")
-                if name in model.ties:
-                    tied[model.ties[name]] = tensor
                 reasons[reason] += 1
                 continue
             if name not in missing:
                 raise LoadError(f"weight {name} is stored twice: the second time as {stored}")
             _put(tensor, places[name], scales.get(stored.removesuffix(WEIGHT)))
+            read[name] = tensor
             missing.discard(name)
             done += math.prod(tensor.shape) * places[name].parameter.element_size()
             if on_progress is not None:
                 on_progress(done, total)
         if missing:
             raise LoadError(f"the snapshot lacks {len(missing)} weights: {', '.join(sorted(missing)[:5])}")
-        for name, tensor in tied.items():
-            _check_tied(tensor, name, places[name].parameter)
+        for tensor, original in copies:
+            _check_copy(tensor, read[original])
     model.loaded()
     for reason, count in reasons.items():
         log.info("%d weights are not read: %s", count, reason)
 
 
-def _check_tied(tensor: StoredTensor, name: str, parameter: Tensor) -> None:
-    """LoadError where a tensor is stored that config.json ties to another, but holds other values."""
-    equal = tensor.shape == parameter.shape
-    for first, rows in tensor.blocks() if equal else ():
-        equal = equal and torch.equal(rows.to(parameter.dtype), parameter[first : first + len(rows)])
+def _check_copy(copy: StoredTensor, original: StoredTensor) -> None:
+    """LoadError where a tensor that config.json makes one with another is stored with other values."""
+    equal = (copy.shape, copy.dtype) == (original.shape, original.dtype)
+    blocks, others = copy.blocks(), original.blocks()
+    while equal and (block := next(blocks, None)) is not None:
+        rows = block[1].clone()  # the next block, of whichever tensor, may overwrite it
+        equal = torch.equal(rows, next(others)[1])
     if not equal:
-        raise LoadError(f"config.json ties {tensor.name} to {name}, but the snapshot stores both with different values")
+        raise LoadError(
+            f"config.json makes {copy.name} one with {original.name}, but the snapshot stores different values"
+        )
 
 
 def _scales(model: Loadable, layout: Fp8Static | None, snapshot: Snapshot) -> dict[str, Scales]:

@@ -181,14 +181,17 @@ def _without_merges(model: Any, pieces: Set[str]) -> models.BPE:
 def _bos_id(snapshot_dir: Path, source: Tokenizer) -> int | None:
     """What the model reads before every text: the post-processor's first token; without one what add_bos_token says.
 
-    transformers reads these files the same way: a post-processor wins over add_bos_token.
+    transformers reads these files the same way: a post-processor wins over add_bos_token. Gemma 4 is an exception: it was
+    trained with `<bos>` before every text, but the first published tokenizers leave it to their chat templates, which are
+    not used here.
     """
     ids: list[int] = source.encode("", add_special_tokens=True).ids
     if ids:
         return ids[0]
     config = read_json(snapshot_dir / "tokenizer_config.json")
-    if not config.get("add_bos_token"):
+    always = str(read_json(snapshot_dir / "config.json").get("model_type")).startswith("gemma4")
+    if not config.get("add_bos_token") and not always:
         return None
-    bos: str | Mapping[str, Any] | None = config.get("bos_token")
+    bos: str | Mapping[str, Any] | None = config.get("bos_token") or ("<bos>" if always else None)
     content = bos.get("content") if isinstance(bos, Mapping) else bos
     return source.token_to_id(content) if content else None

@@ -116,9 +116,6 @@ class GemmaModel(nn.Module):
     )
     """Names of the multimodal checkpoints → names of the text model."""
 
-    ties: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
-    """A tensor that is not read where config.json ties it → the one in whose place it may be stored again."""
-
     media_parts: ClassVar[tuple[str, ...]] = (
         "vision_tower.",
         "audio_tower.",
@@ -144,8 +141,17 @@ class GemmaModel(nn.Module):
         """Why a tensor of the checkpoint is not read; None when there is no reason and it is a fault."""
         if name.removeprefix("model.").startswith(self.media_parts):
             return "media are not served"
+        return None
+
+    def copy_of(self, name: str) -> str | None:
+        """The tensor that a checkpoint may store once more under this name, where config.json makes the two one."""
         if name == "lm_head.weight" and self.config.tied_head:
-            return "the head is tied to the embedding"
+            return "model.embed_tokens.weight"
+        layer, value, rest = name.removeprefix(self.decoder).partition(".self_attn.v_proj.")
+        if value and layer.isdecimal() and int(layer) < len(self.model.layers):
+            return (
+                f"{self.decoder}{layer}.self_attn.k_proj.{rest}" if self.config.layout(int(layer)).shared_kv else None
+            )
         return None
 
     def loaded(self) -> None:
