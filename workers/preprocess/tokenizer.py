@@ -181,9 +181,9 @@ def _without_merges(model: Any, pieces: Set[str]) -> models.BPE:
 def _bos_id(snapshot_dir: Path, source: Tokenizer) -> int | None:
     """What the model reads before every text: the post-processor's first token; without one what add_bos_token says.
 
-    transformers reads these files the same way: a post-processor wins over add_bos_token. Gemma 4 is an exception: it was
-    trained with `<bos>` before every text, but the first published tokenizers leave it to their chat templates, which are
-    not used here.
+    transformers reads these files the same way: a post-processor wins over add_bos_token. Gemma 4 is an exception: it
+    was trained with `<bos>` before every text, but the first published tokenizers leave it to their chat templates,
+    which are not used here.
     """
     ids: list[int] = source.encode("", add_special_tokens=True).ids
     if ids:

@@ -147,12 +147,10 @@ class GemmaModel(nn.Module):
         """The tensor that a checkpoint may store once more under this name, where config.json makes the two one."""
         if name == "lm_head.weight" and self.config.tied_head:
             return "model.embed_tokens.weight"
-        layer, value, rest = name.removeprefix(self.decoder).partition(".self_attn.v_proj.")
-        if value and layer.isdecimal() and int(layer) < len(self.model.layers):
-            return (
-                f"{self.decoder}{layer}.self_attn.k_proj.{rest}" if self.config.layout(int(layer)).shared_kv else None
-            )
-        return None
+        layer, value, _ = name.removeprefix(self.decoder).partition(".self_attn.v_proj.")
+        if not value or not layer.isdecimal() or int(layer) >= len(self.model.layers):
+            return None
+        return name.replace("v_proj", "k_proj") if self.config.layout(int(layer)).shared_kv else None
 
     def loaded(self) -> None:
         """Called once when every weight is in place: derived tensors are made here."""
