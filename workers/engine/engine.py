@@ -2,7 +2,6 @@
 
 import gc
 import logging
-import os
 import platform
 import time
 from collections import Counter
@@ -65,7 +64,8 @@ class ScoringEngine:
         """Read the snapshot, check the machine, fix the fingerprint. LoadError for what no retry can cure."""
         started = time.monotonic()
         scheme = _scheme(config)
-        torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+        if config.threads:  # else the library's choice: the cores that the process may use, or OMP_NUM_THREADS
+            torch.set_num_threads(config.threads)
         model_facts = model_config(Path(config.model.snapshot_dir))
         model = GemmaModel(model_facts, _DTYPES[scheme])
         load_weights(model, Path(config.model.snapshot_dir), _percent_reporter(on_progress))
