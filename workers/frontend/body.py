@@ -33,6 +33,15 @@ def has_body(headers: Headers) -> bool:
     return bool(content_length(headers)) or bool(header_values(headers, b"transfer-encoding"))
 
 
+def check_transfer_coding(headers: Headers) -> None:
+    """Raises `invalid_field` for a body that was coded for its transfer by more than chunks (RFC 9112, 6.1)."""
+    named = b", ".join(header_values(headers, b"transfer-encoding"))
+    codings = [coding for coding in (part.strip().lower() for part in named.split(b",")) if coding]
+    if codings not in ([], [b"chunked"]):
+        found = named[:64].decode("ascii", "backslashreplace")
+        raise RequestError("invalid_field", f"Transfer-Encoding: {found} is not read, only chunked is")
+
+
 def too_large(limit: int) -> RequestError:
     """413 for a body over `limit` bytes."""
     return RequestError("body_too_large", f"the request body is over {limit} bytes")

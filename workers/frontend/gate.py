@@ -140,7 +140,7 @@ def _headers(error: RequestError, call: Call, length: int, close: bool) -> list[
 
 
 class _Answer:
-    """ASGI `send` that adds the request id and notes the status."""
+    """ASGI `send` that adds the request id and notes the status, also that the caller left before the end."""
 
     def __init__(self, call: Call, send: Send) -> None:
         self._call = call
@@ -153,7 +153,10 @@ class _Answer:
             self._call.status = message["status"]
             identified = (b"x-request-id", self._call.request_id.encode())
             message = {**message, "headers": [*message.get("headers", []), identified]}
-        await self._send(message)
+        try:
+            await self._send(message)
+        except ClientGone:
+            self._call.status, self._call.code = CLIENT_GONE, None
 
     async def head(self, status: int, headers: list[Header]) -> None:
         """Status line and headers."""

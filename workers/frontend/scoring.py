@@ -12,7 +12,14 @@ from spinf_serve.protocol.errors import RequestError
 from spinf_serve.wire.frontend import Answer, Serving
 from spinf_serve.wire.preprocess import Work
 from workers.frontend.admission import Admission
-from workers.frontend.body import ClientGone, content_length, header_values, read_body, too_large
+from workers.frontend.body import (
+    ClientGone,
+    check_transfer_coding,
+    content_length,
+    header_values,
+    read_body,
+    too_large,
+)
 from workers.frontend.call import Call, call_of
 from workers.frontend.dispatch import Dispatcher, Outcome
 from workers.frontend.state import refusal, restarting
@@ -41,6 +48,7 @@ class Scoring:
         headers = request.scope["headers"]
         if error := refusal(self._serving()):
             raise error
+        check_transfer_coding(headers)
         length = content_length(headers)
         if length is not None and length > self._config.max_body_bytes:
             raise too_large(self._config.max_body_bytes)
