@@ -64,6 +64,16 @@ def test_too_large_is_answered_before_the_body_is_there(open_server: ServerProce
         assert connection.ended()
 
 
+def test_client_that_sends_all_before_it_reads_sees_the_answer(open_server: ServerProcess) -> None:
+    """Up to 8 times the limit: closing earlier would reset the connection and lose the answer."""
+    with RawConnection(open_server.port) as connection:
+        connection.post("/v1/score", f"Content-Length: {6 * LIMIT}")
+        for _ in range(24):
+            connection.send(b"x" * (LIMIT // 4))
+            time.sleep(0.02)
+        assert_error(connection.read(), 413, "body_too_large")
+
+
 def test_endless_body_is_cut(open_server: ServerProcess) -> None:
     """Reading away ends at 8 × the limit."""
     with RawConnection(open_server.port) as connection:
