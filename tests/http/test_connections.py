@@ -7,9 +7,12 @@ import socket
 import struct
 import time
 from collections.abc import Iterable
+from unittest.mock import Mock
 
 import pytest
+import uvicorn
 from starlette.types import Message, Receive, Scope, Send
+from uvicorn.server import ServerState
 
 from tests.http.raw import RawConnection
 from tests.support.server import ServerProcess, body_of, slow_body, wait_for
@@ -17,7 +20,7 @@ from workers.frontend.auth import Auth
 from workers.frontend.body import ClientGone
 from workers.frontend.call import Call
 from workers.frontend.gate import Gate
-from workers.frontend.http import MAX_HEAD_BYTES
+from workers.frontend.http import MAX_HEAD_BYTES, Connection
 
 BODY = json.dumps(body_of()).encode()
 CHUNKED = b"%x\r\n%s\r\n%x;x=y\r\n%s\r\n0\r\nX-Trailer: 1\r\n\r\n" % (7, BODY[:7], len(BODY) - 7, BODY[7:])
@@ -134,8 +137,8 @@ def test_other_transfer_codings_are_refused(open_server: ServerProcess, coding: 
     [
         b"nonsense\r\n\r\n",
         request("http://[", method="GET"),
-        request("/nope", "Transfer-Encoding: chunked", body=b"zz\r\n"),
-        request("/nope", "Transfer-Encoding: chunked", body=b"5\r\nhello-\r\n"),
+        request("/v1/score", "Transfer-Encoding: chunked", body=b"zz\r\n"),
+        request("/v1/score", "Transfer-Encoding: chunked", body=b"5\r\nhello-\r\n"),
         head_of(MAX_HEAD_BYTES + 1, padded=False),
     ],
 )
@@ -148,7 +151,8 @@ def test_a_fault_behind_a_request_is_told_behind_its_answer(open_server: ServerP
                 for piece in pieces:
                     connection.send(piece)
                 assert [connection.read().status for _ in before] == [200] * len(before)
-                assert connection.read().status in (400, 404)
+                answer = connection.read()
+                assert (answer.status, answer.body.split()[-1]) in ((400, b"received."), (400, b"long."))
                 assert connection.ended()
 
 
@@ -229,3 +233,36 @@ async def ended_calls(path: str, fails_at: str) -> list[Call]:
 def test_an_answer_that_reaches_nobody_is_noted_as_a_departure(path: str, fails_at: str) -> None:
     (call,) = asyncio.run(ended_calls(path, fails_at))
     assert (call.status, call.code) == (499, None)
+
+
+async def told_of_departure(when: str) -> int:
+    """How often an application that answers a caller who leaves is told so, of two attempts."""
+    told: list[ClientGone] = []
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        for message in ({"type": "http.response.start", "status": 200}, {"type": "http.response.body", "body": b"x"}):
+            try:
+                await send(message)
+            except ClientGone as gone:
+                told.append(gone)
+
+    config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, access_log=False)
+    connection = Connection(config, ServerState(), {})
+    transport = Mock(asyncio.Transport)
+    transport.is_closing.return_value = False
+    transport.get_extra_info.return_value = None
+    if when == "meanwhile":
+        transport.write.side_effect = lambda _data: connection.connection_lost(ConnectionResetError())
+    connection.connection_made(transport)
+    connection.data_received(PLAIN)
+    transport.is_closing.return_value = when == "before"
+    await asyncio.gather(*connection.tasks)
+    connection.connection_lost(ConnectionResetError())
+    assert transport.write.call_count == (when == "meanwhile")
+    return len(told)
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_the_application_is_told_that_an_answer_has_nowhere_to_go(when: str) -> None:
+    """uvicorn drops it without a word, or fails where the event loop has not yet said that the connection is lost."""
+    assert asyncio.run(told_of_departure(when)) == 2
