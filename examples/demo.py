@@ -10,7 +10,7 @@ from spinf_serve import Engine
 
 CONTENT = "Customer support message:\nI was charged twice for September, please refund one of the charges."
 REFUND = "\n\nIs the customer asking for a refund?\nAnswer:{?}"
-TOPIC = "\n\nWhat is the message about: billing, technical, account, shipping or cancellation?\nTopic:{?}"
+TOPIC = "\n\nForward to the department of{?}"
 REQUEST = {
     "messages": [{"role": "user", "content": CONTENT}],
     "scoring": {

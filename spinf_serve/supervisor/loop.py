@@ -42,6 +42,8 @@ from spinf_serve.wire.supervisor import (
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
+# Wrappers such as timeout(1) signal the process and its group: the two arrive within a millisecond and mean one stop.
+ONE_STOP_S = 0.03
 GAP_S = 2.0
 """A loop turn that took longer was not ours to spend: the whole group was stopped, or the machine was."""
 LAST_WORDS_S = 0.3
@@ -76,6 +78,7 @@ class Supervisor:
         }
         self._exit_code: int | None = None
         self._reason = ""
+        self._stop_name, self._stop_began = "", 0.0
         self._stop_deadline = 0.0
         self._calls: int | None = None  # the frontend's last count of calls in flight, while stopping
         self._turn = time.monotonic()
@@ -350,6 +353,8 @@ class Supervisor:
 
     def _stop_signal(self, name: str, now: float) -> None:
         if self._stop_deadline:
+            if name == self._stop_name and now - self._stop_began < ONE_STOP_S:
+                return
             log.warning("%s again: stopping at once", name)
             self._finish_stop(cut_off=bool(self._calls))
             for process in self._processes.values():
@@ -358,6 +363,7 @@ class Supervisor:
         log.info(
             "%s: no new calls, those in flight may finish", name, extra=facts(seconds=self._settings.drain_timeout)
         )
+        self._stop_name, self._stop_began = name, now
         self._stop_deadline = now + self._settings.drain_timeout
         self._publish(stopping=True)
 

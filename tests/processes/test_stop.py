@@ -105,6 +105,20 @@ def test_second_signal_stops_at_once(tiny_checkpoint: Path, tmp_path: Path) -> N
         assert not [pid for pid in children if stat_of(pid)]
 
 
+def test_signal_delivered_twice_is_one_stop(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """timeout(1) and others signal a process and its group: the call in flight still finishes."""
+    with ServerProcess(tiny_checkpoint, tmp_path, env=light(tmp_path / "plant")) as server:
+        go_on = hold_engine(server)
+        call = in_background(lambda: server.post(body_of()))
+        wait_in_flight(server, 1)
+        server.signal(signal.SIGTERM)
+        server.signal(signal.SIGTERM)
+        wait_stopping(server)
+        go_on()
+        assert call.result(60).status_code == 200
+        assert server.wait() == 0
+
+
 def test_engine_that_dies_while_stopping_does_not_hold_the_stop(tiny_checkpoint: Path, tmp_path: Path) -> None:
     with ServerProcess(tiny_checkpoint, tmp_path, env=light(tmp_path / "plant")) as server:
         engine = server.child("engine")
