@@ -1,5 +1,6 @@
 """One running server that the tests of this folder share, as long as they leave it serving."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,3 +15,11 @@ def server(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     with ServerProcess(tiny_checkpoint, tmp_path_factory.mktemp("server"), "--trusted-token", "trusted") as running:
         running.client.headers["authorization"] = "Bearer trusted"
         yield running
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hangup_by_default() -> Iterator[None]:
+    """Under nohup the suite ignores SIGHUP, its servers would inherit that, and then rightly never hear of one."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
