@@ -1,8 +1,9 @@
 """Questions per second on the CPU, beside transformers and beside the bare matrix products, all in one run.
 
-    python -m benchmarks.cpu_speed [--jobs FILE] [--articles 4] [--model demo] [--subset 28] [--no-floors]
+    python -m benchmarks.cpu_speed [--jobs FILE] [--articles 4] [--model demo] [--quant bf16] [--subset 28]
 
-Prints a figure only after our log-probabilities agreed with transformers' on the questions that both ran.
+Prints a figure only after our log-probabilities agreed with transformers' on the questions that both ran: in f32 to
+1e-4, in bf16 when they are no further off transformers' float32 than transformers' own bf16.
 """
 
 import argparse
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 
 import workers.engine  # noqa: F401 - before torch
 from benchmarks.jobs import read_jobs, score_body
@@ -29,6 +31,7 @@ from workers.preprocess.preprocessor import SCORE, Preprocessor, RequestHeader
 from workers.preprocess.tokenizer import ContentTokenizer
 
 BOUND = 1e-4
+_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 DEFAULT_JOBS = Path(__file__).parent / "jobs" / "town_news.json"
 
 
@@ -65,10 +68,26 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=Path, default=DEFAULT_JOBS, help="job set, JSON or JSON.gz")
     parser.add_argument("--articles", type=int, default=4, help="jobs of the set to use")
     parser.add_argument("--model", default="demo")
+    parser.add_argument("--quant", choices=_DTYPES, default="f32", help="scheme, ours and transformers'")
     parser.add_argument("--subset", type=int, default=56, help="questions per content that transformers runs")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--no-floors", action="store_true")
     return parser.parse_args()
+
+
+def check(logprobs: np.ndarray, theirs: dict[int, float], exact: dict[int, float]) -> str:
+    """What to say about our numbers beside transformers', and its float32 ones; SystemExit when they are not right."""
+    ours = np.array([logprobs[i] - value for i, value in exact.items()])
+    reference = np.array([theirs[i] - value for i, value in exact.items()])
+    if theirs is exact:
+        worst = float(np.abs(ours).max())
+        if not worst <= BOUND:
+            raise SystemExit(f"NOT PRINTED: log-probabilities differ from transformers by {worst:.2e} (bound {BOUND})")
+        return f"largest difference {worst:.1e}"
+    rms, limit = (float(np.sqrt(np.mean(d**2))) for d in (ours, reference))
+    if not rms <= limit:
+        raise SystemExit(f"NOT PRINTED: off float32 by {rms:.2e} (rms), transformers' own bf16 by {limit:.2e}")
+    return f"off float32 by {rms:.1e} (rms), transformers by {limit:.1e}"
 
 
 def main() -> None:
@@ -76,7 +95,8 @@ def main() -> None:
     args = arguments()
     jobs = read_jobs(args.jobs)[: args.articles]
     body = json.dumps(score_body(jobs, empty_floor=not args.no_floors)).encode()
-    settings = Settings.load({"model": args.model, "device": "cpu", "max_processed_tokens": 10_000_000})
+    limits = {"max_processed_tokens": 10_000_000}
+    settings = Settings.load({"model": args.model, "device": "cpu", "quant": args.quant, **limits})
     model = snapshots.resolve(settings.choice(), print)
     plan = compile_plan(settings, model, body)
     engine = ScoringEngine.load(settings.engine_config(model))
@@ -86,23 +106,26 @@ def main() -> None:
     ours_s = best_seconds(lambda: run_plan(engine, plan), args.repeats)
     engine.close()
     shapes = model_config(Path(model.snapshot_dir))
-    products_s = product_seconds(shapes, len(plan.tokens), len(plan.read_rows), args.repeats)
+    dtype, reads = _DTYPES[args.quant], len(plan.read_rows)
+    products_s = product_seconds(shapes, len(plan.tokens), reads, args.repeats, dtype)
 
-    reference = CachedReference(Path(model.snapshot_dir))
-    subset = paths(plan, args.subset)
-    difference, questions, reference_s = reference.compare(subset, logprobs)
-    if difference > BOUND:
-        raise SystemExit(
-            f"NOT PRINTED: log-probabilities differ from transformers by {difference:.2e} (bound {BOUND:.0e})"
-        )
+    run = CachedReference(Path(model.snapshot_dir), dtype).run(paths(plan, args.subset))
+    exact = run.values
+    if dtype != torch.float32:
+        few = paths(plan, max(1, args.subset // 7))
+        exact = CachedReference(Path(model.snapshot_dir), torch.float32).run(few).values
+        exact = {i: value for i, value in exact.items() if i in run.values}
+    verdict = check(logprobs, run.values, exact)
 
-    reads = len(plan.read_rows)
-    print(f"{cpu_name()}, {os.cpu_count()} cores; {args.model} f32; {args.jobs.name}, {len(jobs)} articles")
-    print(f"{reads} questions (floors included), {len(plan.tokens)} tokens; largest difference {difference:.1e}")
+    load = os.getloadavg()[0]
+    print(f"{cpu_name()}, {os.cpu_count()} cores, load {load:.1f}; {args.model} {args.quant}; {args.jobs.name}")
+    print(f"{reads} questions (floors included) on {len(jobs)} articles, {len(plan.tokens)} tokens; {verdict}")
     print(f"engine        {reads / ours_s:8.1f} questions/s  {len(plan.tokens) / ours_s:8.0f} tokens/s")
-    print(f"transformers  {questions / reference_s:8.1f} questions/s  on {questions} of them, contents included")
+    print(
+        f"transformers  {run.questions / run.seconds:8.1f} questions/s  on {run.questions} of them, contents included"
+    )
     print(f"products      {reads / products_s:8.1f} questions/s  the bare linear and head products")
-    ratio = reads / ours_s / (questions / reference_s)
+    ratio = reads / ours_s / (run.questions / run.seconds)
     print(f"engine = {ratio:.2f} x transformers, {products_s / ours_s:.2f} of the products")
 
 

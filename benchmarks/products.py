@@ -23,12 +23,12 @@ def _shapes(config: GemmaConfig, layer: int) -> list[tuple[int, int]]:
 
 
 @torch.inference_mode()
-def _linear_seconds(config: GemmaConfig, tokens: int, rows: int) -> float:
+def _linear_seconds(config: GemmaConfig, tokens: int, rows: int, dtype: torch.dtype) -> float:
     seconds = 0.0
     shapes = [_shapes(config, i) for i in range(len(config.layer_types))]
-    weights = [[torch.randn(o, k) for k, o in layer] for layer in shapes]
-    inputs = {k: torch.randn(rows, k) for layer in shapes for k, _ in layer}
-    outputs = {o: torch.empty(rows, o) for layer in shapes for _, o in layer}
+    weights = [[torch.randn(o, k).to(dtype) for k, o in layer] for layer in shapes]
+    inputs = {k: torch.randn(rows, k).to(dtype) for layer in shapes for k, _ in layer}
+    outputs = {o: torch.empty(rows, o, dtype=dtype) for layer in shapes for _, o in layer}
     for first in range(0, tokens, rows):
         count = min(rows, tokens - first)
         started = time.perf_counter()
@@ -41,15 +41,15 @@ def _linear_seconds(config: GemmaConfig, tokens: int, rows: int) -> float:
 
 
 @torch.inference_mode()
-def _head_seconds(config: GemmaConfig, reads: int) -> float:
-    x, weight = torch.randn(reads, config.hidden_size), torch.randn(config.vocab_size, config.hidden_size)
+def _head_seconds(config: GemmaConfig, reads: int, dtype: torch.dtype) -> float:
+    x, weight = (torch.randn(n, config.hidden_size).to(dtype) for n in (reads, config.vocab_size))
     started = time.perf_counter()
     for first in range(0, config.vocab_size, _HEAD_COLUMNS):
         functional.linear(x, weight[first : first + _HEAD_COLUMNS])
     return time.perf_counter() - started
 
 
-def product_seconds(config: GemmaConfig, tokens: int, reads: int, repeats: int) -> float:
+def product_seconds(config: GemmaConfig, tokens: int, reads: int, repeats: int, dtype: torch.dtype) -> float:
     """Seconds of all linear products of `tokens` rows and the head's of `reads` rows: the best repeat and row count."""
-    linear = min(_linear_seconds(config, tokens, rows) for rows in _ROWS for _ in range(repeats))
-    return linear + min(_head_seconds(config, reads) for _ in range(repeats))
+    linear = min(_linear_seconds(config, tokens, rows, dtype) for rows in _ROWS for _ in range(repeats))
+    return linear + min(_head_seconds(config, reads, dtype) for _ in range(repeats))

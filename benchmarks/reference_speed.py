@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,36 +69,43 @@ def _question(plan: ScorePlan, chain: list[int], content_end: int) -> Question:
     return Question(plan.tokens[chain].tolist(), entries)
 
 
+@dataclass(frozen=True)
+class ReferenceRun:
+    """What a reference answered, index in the plan's cols → log-probability, to how many questions in which time."""
+
+    values: dict[int, float]
+    questions: int
+    seconds: float
+
+
 class CachedReference:
     """A transformers model that answers questions one by one over a cached content."""
 
-    def __init__(self, snapshot: Path) -> None:
+    def __init__(self, snapshot: Path, dtype: torch.dtype) -> None:
         from transformers import AutoModelForCausalLM
 
-        self.model = AutoModelForCausalLM.from_pretrained(snapshot, dtype=torch.float32).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(snapshot, dtype=dtype).eval()
 
     @torch.inference_mode()
-    def compare(self, contents: list[ContentQuestions], logprobs: np.ndarray) -> tuple[float, int, float]:
-        """Run everything; returns the largest difference from `logprobs`, the number of questions, and the seconds."""
+    def run(self, contents: list[ContentQuestions]) -> ReferenceRun:
+        """All questions of all contents."""
         from transformers import DynamicCache
 
-        worst, count, seconds = 0.0, 0, 0.0
+        values: dict[int, float] = {}
+        started = time.perf_counter()
         for content in contents:
-            started = time.perf_counter()
             cache = DynamicCache()
             self.model(torch.tensor([content.content]), past_key_values=cache, logits_to_keep=1)
-            seconds += time.perf_counter() - started
             for question in content.questions:
-                started = time.perf_counter()
-                entries = [entry for entry in question.entries if entry[0] >= 0]
-                depths = sorted({depth for depth, _, _ in entries})
-                out = self.model(
-                    torch.tensor([question.tokens]), past_key_values=cache, logits_to_keep=torch.tensor(depths)
-                )
-                rows = torch.log_softmax(out.logits[0], dim=-1)
-                values = rows[[depths.index(d) for d, _, _ in entries], [c for _, c, _ in entries]].numpy()
+                values |= self._answer(question, cache)
                 cache.crop(len(content.content))
-                seconds += time.perf_counter() - started
-                count += 1
-                worst = max(worst, float(np.abs(values - logprobs[[i for _, _, i in entries]]).max()))
-        return worst, count, seconds
+        return ReferenceRun(values, sum(len(c.questions) for c in contents), time.perf_counter() - started)
+
+    def _answer(self, question: Question, cache: Any) -> dict[int, float]:
+        entries = [entry for entry in question.entries if entry[0] >= 0]
+        depths = sorted({depth for depth, _, _ in entries})
+        tokens = torch.tensor([question.tokens])
+        out = self.model(tokens, past_key_values=cache, logits_to_keep=torch.tensor(depths))
+        rows = torch.log_softmax(out.logits[0].float(), dim=-1)
+        found = rows[[depths.index(d) for d, _, _ in entries], [c for _, c, _ in entries]]
+        return dict(zip((i for _, _, i in entries), found.tolist(), strict=True))

@@ -17,6 +17,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from workers.engine.kernels.lm_head.half import EXACT_EVERY
+
 RMS = 2**-8 * math.sqrt(1 / (8 * math.log(2)))
 
 
@@ -24,12 +26,11 @@ RMS = 2**-8 * math.sqrt(1 / (8 * math.log(2)))
 def rounded_tensors(model: Any) -> Iterator[list[Tensor]]:
     """The tensors that our bf16 forward rounds, from each forward of a transformers Gemma model while this lasts.
 
-    They are what the linears read and write, and queries, keys and values as attention reads them.
+    They are what linears and head read, what linears write, and queries, keys and values as attention reads them.
     """
     found: list[Tensor] = []
 
     def keep(tensor: Tensor) -> None:
-        tensor.retain_grad()
         found.append(tensor)
 
     def output(_module: Any, _inputs: Any, result: Tensor) -> None:
@@ -50,6 +51,7 @@ def rounded_tensors(model: Any) -> Iterator[list[Tensor]]:
             hooks += [module.register_forward_pre_hook(argument) for module in (attention.o_proj, layer.mlp.down_proj)]
             for hook in hooks:
                 stack.callback(hook.remove)
+        stack.callback(model.model.norm.register_forward_hook(output).remove)
         yield found
 
 
@@ -67,13 +69,31 @@ def _rotary(module: str, keep: Callable[[Tensor], None]) -> Any:
     return patch.object(namespace, "apply_rotary_pos_emb", rotate)
 
 
+@contextmanager
+def _kept_logits(model: Any) -> Iterator[list[Tensor]]:
+    """What the head gives, before the soft-cap."""
+    kept: list[Tensor] = []
+    hook = model.lm_head.register_forward_hook(lambda _module, _inputs, result: kept.append(result))
+    yield kept
+    hook.remove()
+
+
 def deviations(model: Any, ids: tuple[int, ...], columns: list[int]) -> list[float]:
-    """σ of log P(column | ids) for each column."""
-    with torch.enable_grad(), rounded_tensors(model) as tensors:
-        row = torch.log_softmax(model(torch.tensor([ids])).logits[0, -1], -1)
+    """σ of log P(column | ids) for each column.
+
+    The head's logits are rounded in the sum over the vocabulary alone, and the largest of every `EXACT_EVERY` is not.
+    """
+    with torch.enable_grad(), rounded_tensors(model) as tensors, _kept_logits(model) as kept:
+        capped = model(torch.tensor([ids])).logits[0, -1]
+        total = torch.logsumexp(capped, -1)
+        effect = (torch.autograd.grad(total, kept[0], retain_graph=True)[0] * kept[0].detach())[0, -1]
+        for group, logits in zip(torch.split(effect, EXACT_EVERY), torch.split(capped, EXACT_EVERY), strict=True):
+            group[logits.argmax()] = 0.0
+        of_sum = float(effect.double().square().sum())
+        row = capped - total
         out = []
         for column in columns:
             grads = torch.autograd.grad(row[column], tensors, retain_graph=True)
             effects = (grad * tensor.detach() for grad, tensor in zip(grads, tensors, strict=True))
-            out.append(RMS * math.sqrt(sum(float(effect.double().square().sum()) for effect in effects)))
+            out.append(RMS * math.sqrt(of_sum + sum(float(effect.double().square().sum()) for effect in effects)))
     return out

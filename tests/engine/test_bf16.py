@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from tests.engine.mutations import load_model
 from tests.engine.rounding import deviations
@@ -26,7 +27,9 @@ from tests.support.tiny import make_tiny_checkpoint
 from tests.support.tiny_gemma4 import make_tiny_gemma4
 from workers.engine.engine import ScoringEngine
 from workers.engine.kernels.products import RowRule
+from workers.engine.layers.linear import Linear
 from workers.engine.models import GemmaModel
+from workers.engine.models.gemma import GemmaLayer
 from workers.engine.runner import Runner
 
 MAKERS: dict[str, Callable[..., Path]] = {"gemma3": make_tiny_checkpoint, "gemma4": make_tiny_gemma4}
@@ -119,6 +122,23 @@ def test_no_further_off_than_the_reference_in_bf16(snapshot: Path, exact: Any) -
 def test_a_mutation_is_outside_the_bound(snapshot: Path, exact: Any, sigma: Any, step: int) -> None:
     model = load_model(snapshot, lambda c: replace(c, sliding_window=c.sliding_window + step), torch.bfloat16)
     assert np.abs(_errors(_with_model(snapshot, model), exact, sigma)).max() > 2 * WORST
+
+
+def test_what_is_rounded_and_what_is_not(snapshot: Path) -> None:
+    """Linear layers read and write bf16; the residual stream between the layers is float32."""
+    model = load_model(snapshot, dtype=torch.bfloat16)
+    seen: dict[str, set[torch.dtype]] = {"linear": set(), "layer": set()}
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...], result: Tensor) -> None:
+        if isinstance(module, Linear):
+            seen["linear"] |= {inputs[0].dtype, result.dtype}
+        elif isinstance(module, GemmaLayer):
+            seen["layer"] |= {inputs[0].dtype, result.dtype}
+
+    for module in model.modules():
+        module.register_forward_hook(note)
+    _with_model(snapshot, model)
+    assert seen == {"linear": {torch.bfloat16}, "layer": {torch.float32}}
 
 
 def test_weights_and_kept_contents_take_half_the_memory(snapshot: Path) -> None:

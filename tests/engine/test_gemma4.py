@@ -135,6 +135,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "default rope": {"rope_parameters": None},
     "vision attends both ways": {"use_bidirectional_attention": "vision"},
     "all full": {"layer_types": ["full_attention"] * 4},
+    "last layer sliding, taken for full": {"layer_types": ["full_attention", "sliding_attention"] * 2},
     "five to one": {"layer_types": None, "num_hidden_layers": 7},
     "shards": {"shards": 3},
 }

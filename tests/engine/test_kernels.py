@@ -13,6 +13,7 @@ from workers.engine.kernels.gelu_mul import reference as gelu_reference
 from workers.engine.kernels.linear import linear
 from workers.engine.kernels.linear import reference as linear_reference
 from workers.engine.kernels.lm_head import cpu as lm_head_cpu
+from workers.engine.kernels.lm_head import half as lm_head_half
 from workers.engine.kernels.lm_head import lm_head_logprobs
 from workers.engine.kernels.lm_head import reference as lm_head_reference
 from workers.engine.kernels.products import RowRule
@@ -125,10 +126,10 @@ def _heads(x: Tensor) -> Tensor:
     return q.transpose(0, 1).reshape(len(x), -1)
 
 
-def _head(x: Tensor) -> Tensor:
+def _head(x: Tensor, weight: Tensor = _WEIGHT) -> Tensor:
     rows = torch.arange(len(x)).repeat_interleave(3)
     cols = torch.tensor([0, 40, 87]).repeat(len(x))
-    return lm_head_logprobs(x, _WEIGHT, rows, cols, 7.0, FREE).view(len(x), 3)
+    return lm_head_logprobs(x, weight, rows, cols, 7.0, FREE).view(len(x), 3)
 
 
 ROW_OPS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
@@ -138,6 +139,7 @@ ROW_OPS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "gelu_mul": (176, lambda x: gelu_mul(x.clone())),
     "rotary": (_LAYOUT.width, _heads),
     "lm_head": (72, _head),
+    "lm_head-bf16": (72, lambda x: _head(x, _WEIGHT.bfloat16())),
     "linear-bf16": (72, lambda x: linear(x.bfloat16(), _WEIGHT.bfloat16(), FREE)),
     "linear-bf16-fixed": (72, lambda x: linear(x.bfloat16(), _WEIGHT.bfloat16(), FIXED)),
     "rms_norm-bf16": (72, lambda x: rms_norm(x, _SCALE, 1e-6, torch.bfloat16)),
@@ -158,7 +160,7 @@ def test_rows_do_not_depend_on_other_rows(name: str, threads: int) -> None:
         assert same_bits(op(x[first : first + count]), whole[first : first + count]), (first, count)
 
 
-@pytest.mark.parametrize("name", ["linear", "linear-fixed", "lm_head", "linear-bf16"])
+@pytest.mark.parametrize("name", ["linear", "linear-fixed", "lm_head", "linear-bf16", "lm_head-bf16"])
 def test_even_a_single_row(name: str) -> None:
     width, op = ROW_OPS[name]
     x = draw(100, width, seed=9)
@@ -195,10 +197,42 @@ def test_bf16_is_float32_rounded_once(name: str, rows: int) -> None:
     assert error(ours, whole) < 2**-8
 
 
-def test_half_precision_weights_of_embedding_and_head_are_taken_as_float32() -> None:
+def test_a_bf16_embedding_is_scaled_in_float32() -> None:
     weight = draw(88, 72, seed=5).bfloat16()
     tokens = torch.tensor([5, 0, 87])
     assert same_bits(embedding(tokens, weight, 8.5), embedding(tokens, weight.float(), 8.5))
-    x, rows, cols = draw(17, 72), torch.arange(17), torch.arange(17)
-    half, full = (lm_head_logprobs(x, w, rows, cols, None, FREE) for w in (weight, weight.float()))
-    assert same_bits(half, full)
+
+
+@pytest.fixture
+def narrow_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary of 811 has several chunks and groups, the last ones ragged; rows over several sweeps."""
+    monkeypatch.setattr(lm_head_half, "VOCAB_CHUNK", 256)
+    monkeypatch.setattr(lm_head_half, "EXACT_EVERY", 64)
+    monkeypatch.setattr(lm_head_half, "_STEP", 37)
+    monkeypatch.setattr(lm_head_cpu, "MAX_ROWS", 32)
+
+
+@pytest.mark.usefixtures("narrow_head")
+@pytest.mark.parametrize("rule", [FREE, FIXED], ids=["free", "fixed"])
+@pytest.mark.parametrize("softcap", [None, 5.0], ids=["plain", "soft-cap"])
+@pytest.mark.parametrize("rows", [1, 17, 70])
+def test_bf16_lm_head(rows: int, softcap: float | None, rule: RowRule) -> None:
+    """The sum over the vocabulary is off by its roundings, the entries of a row against each other are not."""
+    x, weight = draw(rows, 72), draw(811, 72, seed=1).bfloat16()
+    entry_rows = torch.arange(rows).repeat_interleave(7)
+    entry_cols = torch.randint(0, 811, (7 * rows,), generator=torch.Generator().manual_seed(2))
+    ours = lm_head_logprobs(x, weight, entry_rows, entry_cols, softcap, rule).view(rows, 7)
+    theirs = lm_head_reference.lm_head_logprobs(x, weight, entry_rows, entry_cols, softcap).view(rows, 7)
+    assert (ours - theirs).abs().max() < 0.02
+    assert error(ours[:, 1:] - ours[:, :1], theirs[:, 1:] - theirs[:, :1]) < BOUND
+
+
+@pytest.mark.usefixtures("narrow_head")
+def test_the_largest_bf16_logits_are_exact() -> None:
+    """Two tokens of different groups share nearly everything: rounded logits of this size would be off by 0.1."""
+    weight = draw(811, 72, seed=1).bfloat16()
+    x = (weight[5].float() + weight[700].float())[None].repeat(2, 1)
+    x = x * 40 / (x[0] @ weight[5].float())
+    rows, cols = torch.tensor([0, 0, 1]), torch.tensor([5, 700, 5])
+    ours = lm_head_logprobs(x, weight, rows, cols, None, FREE)
+    assert error(ours, lm_head_reference.lm_head_logprobs(x, weight, rows, cols, None)) < 1e-4

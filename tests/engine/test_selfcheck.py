@@ -51,19 +51,18 @@ def test_a_linear_that_depends_on_the_row_count(monkeypatch: pytest.MonkeyPatch,
     assert check()[0] == RowRule(64, 64)
 
 
-@pytest.mark.parametrize("limit", [17, 100])
-def test_a_bf16_linear_that_sums_in_another_order(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+def test_a_bf16_linear_that_sums_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of the same float32 products in another order, rounded to bf16 at the end: ordinary data would hide them."""
     plain = products.linear_into
 
     def product(out: Tensor, x: Tensor, w: Tensor, rule: RowRule) -> Tensor:
-        if x.dtype == torch.float32 or rule.fixed is not None or x.shape[0] >= limit:
+        if rule.fixed is not None or x.shape[0] != 16:
             return plain(out, x, w, rule)
-        return out.copy_(x.float().flip(1) @ w.float().flip(1).t())
+        halves = zip(x.float().chunk(2, dim=1), w.float().chunk(2, dim=1), strict=True)
+        return out.copy_(sum(a @ b.t() for a, b in halves))
 
     monkeypatch.setattr(selfcheck, "linear_into", product)
-    assert selfcheck.verify_invariance(SHAPES, 64, [16], torch.bfloat16)[0] == RowRule(64, 64)
-    assert check()[0] == RowRule()
+    assert not selfcheck.linear_is_invariant(40, 4, RowRule(), torch.bfloat16)
 
 
 def test_bf16_needs_no_fixed_pieces_here() -> None:

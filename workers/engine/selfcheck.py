@@ -107,11 +107,11 @@ def verify_invariance(
     """The row rule that this machine's library allows, and whether the elementwise ops keep their promise.
 
     linear_shapes  (K, O) of every linear product, in `dtype`; the head's chunk [hidden → VOCAB_CHUNK] is added here
-    head_dims      D of every layer; head and attention compute in float32 whatever `dtype` is
+    head_dims      D of every layer; the attention computes in float32 whatever `dtype` is
     """
     with torch.random.fork_rng(devices=[]):  # a library's caller keeps the state of the generator
         torch.manual_seed(0)
-        products = {(k, o, dtype) for k, o in linear_shapes} | {(hidden, VOCAB_CHUNK, torch.float32)}
+        products = {(k, o, dtype) for k, o in linear_shapes} | {(hidden, VOCAB_CHUNK, dtype)}
         return _verify(products, set(head_dims))
 
 

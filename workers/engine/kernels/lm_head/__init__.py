@@ -13,7 +13,7 @@ def lm_head_logprobs(
 ) -> Tensor:
     """log softmax(cap(x · weightᵀ)) at the entries → [C] float32.
 
-    x [R, K] float32; weight [V, K] of any type, taken as float32; entry c reads row entry_rows[c] at vocabulary id
+    x [R, K] float32, rounded to the type of weight [V, K]; entry c reads row entry_rows[c] at vocabulary id
     entry_cols[c] (both [C] int64); cap(z) = softcap · tanh(z / softcap), the identity for None.
     """
     return cpu.lm_head_logprobs(x, weight, entry_rows, entry_cols, softcap, rule)

@@ -6,9 +6,12 @@ The chunks of a row are combined in vocabulary order, so a row's bits do not dep
 import torch
 from torch import Tensor
 
+from workers.engine.kernels.lm_head import half
+from workers.engine.kernels.lm_head.half import VOCAB_CHUNK
 from workers.engine.kernels.products import RowRule, linear_into, pad_rows
 
-VOCAB_CHUNK = 4096
+__all__ = ["VOCAB_CHUNK", "lm_head_logprobs"]
+
 MAX_ROWS = 512  # rows of one sweep over the weight: bounds the chunk's logits at 8 MiB
 
 
@@ -28,7 +31,7 @@ def _rows_logprobs(
     bounds = torch.searchsorted(cols, torch.tensor([*starts, weight.shape[0]])).tolist()
     buffer = x.new_empty(x.shape[0] * VOCAB_CHUNK)
     for i, start in enumerate(starts):
-        part = weight[start : start + VOCAB_CHUNK].float()
+        part = weight[start : start + VOCAB_CHUNK]
         logits = linear_into(buffer[: x.shape[0] * part.shape[0]].view(x.shape[0], -1), x, part, rule)
         if softcap is not None:
             logits.div_(softcap).tanh_().mul_(softcap)
@@ -43,11 +46,13 @@ def lm_head_logprobs(
     x: Tensor, weight: Tensor, entry_rows: Tensor, entry_cols: Tensor, softcap: float | None, rule: RowRule
 ) -> Tensor:
     """The op of `kernels.lm_head`: [C] float32."""
-    out = x.new_empty(entry_rows.shape[0])
+    out = torch.empty(entry_rows.shape[0])
+    sweep = _rows_logprobs if weight.dtype == torch.float32 else half.rows_logprobs
+    x = x.to(weight.dtype)
     for first in range(0, x.shape[0], MAX_ROWS):
         entries = torch.nonzero((entry_rows >= first) & (entry_rows < first + MAX_ROWS)).squeeze(1)
         entries = entries[torch.argsort(entry_cols[entries], stable=True)]
         piece = pad_rows(x[first : first + MAX_ROWS], rule)
         cols = entry_cols[entries]
-        out[entries] = _rows_logprobs(piece, weight, entry_rows[entries] - first, cols, softcap, rule)
+        out[entries] = sweep(piece, weight, entry_rows[entries] - first, cols, softcap, rule)
     return out

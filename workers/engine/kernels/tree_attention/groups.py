@@ -19,6 +19,7 @@ BLOCK = 64
 
 _LONG = 32  # a chain with more rows is cut at block boundaries: each piece then shares all the blocks before it
 _ENOUGH = 8  # slots that must share a boundary for a group of their own
+_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # of short slots, in quanta: up to a third of a slot is padding
 _MAX_SCORES = 1 << 21  # scores of one group and key/value head, 8 MiB
 
 
@@ -100,14 +101,12 @@ def _runs(path: Path, blocks: int) -> tuple[Path, ...]:
 
 
 def _padded_rows(rows: int, group: int, multiple: int) -> int:
-    """Rows of a slot so that rows · G is a multiple of `multiple`; short slots in powers of two of that quantum."""
+    """Rows of a slot so that rows · G is a multiple of `multiple`; short slots in few sizes, so that many share one."""
     quantum = multiple // gcd(multiple, group)
+    needed = -(-rows // quantum)
     if rows > _LONG:
-        return -(-rows // quantum) * quantum
-    padded = quantum
-    while padded < rows:
-        padded *= 2
-    return padded
+        return needed * quantum
+    return next(n for n in _SIZES if n >= needed) * quantum
 
 
 def _group(slots: list[Chain], rows: int, shared: int, tail_blocks: int) -> Group:
