@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,8 +98,7 @@ class Store:
         with contextlib.suppress(OSError):
             if os.readlink(target) == source:
                 return
-        temporary = target.with_name(f".{name}.{os.getpid()}.link")
-        temporary.unlink(missing_ok=True)  # of a killed process with the same id, as containers have them
+        temporary = _temporary(target, "link")
         try:
             os.symlink(source, temporary)
         except OSError:  # a file system without links: the content moves, as huggingface_hub does it
@@ -118,9 +118,14 @@ class Store:
 
     def _write(self, path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary = _temporary(path, "tmp")
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
+
+
+def _temporary(path: Path, ending: str) -> Path:
+    """A name beside `path` of this download alone: threads share a process id, and containers on one cache may too."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.{ending}")
 
 
 def _lock(descriptor: int) -> bool:

@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from spinf_serve.hub import cache, failures
 from spinf_serve.hub.fetch import Fetch, Job, Report
 from spinf_serve.hub.remote import Remote
+from spinf_serve.hub.store import Store
 from tests.support.hub import OTHER, REPO, REVISION, FakeHub
 
 CONFIG, SHARDS = "config.json", [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
@@ -398,6 +400,15 @@ def test_two_downloads_at_once_share_the_work(hub: FakeHub, repository: dict[str
     assert_whole(repository)
     for name in SHARDS:
         assert hub.sent[name] == len(repository[name])
+
+
+def test_threads_write_one_listing_at_once() -> None:
+    store = Store(cache.hub_cache(), REPO)
+    with ThreadPoolExecutor(8) as pool:
+        writes = [pool.submit(store.write_listing, REVISION, {}) for _ in range(400)]
+    for write in writes:
+        write.result()
+    assert [path.name for path in (store.root / "trees").iterdir()] == [f"{REVISION}.json"]
 
 
 def test_what_a_kill_left_of_a_link_is_in_nobodys_way(hub: FakeHub, repository: dict[str, bytes]) -> None:
