@@ -263,6 +263,11 @@ class Catalog:
             return ModelChoice(synthesize(model, found.directory, found.revision), None, model, (found.note,))
         return ModelChoice(synthesize(model, directory), directory, model)
 
+    def names_of(self, model: str) -> set[str]:
+        """Every name of the model that a name means, folded; of an unknown model this one name."""
+        manifest = self._by_name.get(model.casefold())
+        return {model.casefold()} if manifest is None else manifest.names()
+
     def _by_repo(self, model: str) -> Manifest | None:
         found = [m for m in self.manifests if m.source and (m.source.repo or "").casefold() == model.casefold()]
         if len(found) > 1:

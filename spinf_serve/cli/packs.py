@@ -1,4 +1,4 @@
-"""`spinf-serve packs list` and `spinf-serve packs validate FOLDER`."""
+"""`spinf-serve packs list` and `spinf-serve packs validate PATH`."""
 
 import json
 import sys
@@ -13,8 +13,11 @@ from rich.text import Text
 
 from spinf_serve.cli.options import EXIT_FAILURE, fail, load_or_exit
 from spinf_serve.packs.catalog import Catalog, listing, load_catalog
+from spinf_serve.packs.discovery import examine
 from spinf_serve.packs.fixtures import check_fixture
-from spinf_serve.packs.repository import ListedVersion, Repository, read_repository
+from spinf_serve.packs.listed import ListedVersion, Repository
+from spinf_serve.packs.pack import Pack
+from spinf_serve.packs.repository import MANIFEST, read_drafts, read_repository
 from spinf_serve.refusal import StartRefused
 from spinf_serve.snapshots import describe
 
@@ -22,6 +25,7 @@ OFFICIAL_SECONDS = 60.0
 """How long `packs list` waits for the official source: longer than a start, so that it can fill the cache for one."""
 
 app = typer.Typer(help="Prompt packs: what a server would enable, and checks for authors.", no_args_is_help=True)
+_DRAFT = "draft"
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -53,8 +57,15 @@ def list_packs(
     except StartRefused as error:
         fail(str(error))
     catalog = load_catalog(settings.pack_settings(served), official_seconds=OFFICIAL_SECONDS)
+    if "model" not in settings.origins:
+        print(f"for the default model {served.id}; choose another with --model ID", file=sys.stderr)
     if as_json:
-        more = {"skipped": catalog.skipped, "warnings": catalog.warnings, "problems": catalog.problems}
+        more = {
+            "model": served.id,
+            "skipped": catalog.skipped,
+            "warnings": catalog.warnings,
+            "problems": catalog.problems,
+        }
         _print_json(listing(catalog) | more)
     else:
         _print_catalog(catalog)
@@ -86,11 +97,20 @@ def _print_catalog(catalog: Catalog) -> None:
 
 @app.command()
 def validate(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A pack repository, or a folder with pack files.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A pack repository, a folder with pack files, or one pack file.")
+    ],
+    draft: Annotated[
+        bool,
+        typer.Option("--draft", help="Check every pack file as a draft: what fitting writes may be missing."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check a pack repository or folder with its fixtures and print its listing; exit 1 on any problem."""
-    repository = read_repository(folder)
+    """Check a pack repository, folder or file with its fixtures and print its listing; exit 1 on any problem."""
+    try:
+        repository = _read(path, draft=draft)
+    except StartRefused as error:
+        fail(str(error))
     fixtures = {
         (pack.id, item.version): _fixture(repository, item) for pack in repository.packs for item in pack.versions
     }
@@ -99,15 +119,26 @@ def validate(
     else:
         columns = ("pack", "version", "status", "model", "categories", "queries", "prompts", "fixture")
         rows = [
-            [pack.id, item.version, item.status, item.model or "", *_sizes(item), fixtures[pack.id, item.version]]
+            [pack.id, item.version, item.status, item.model or "", *_sizes(item.pack), fixtures[pack.id, item.version]]
             for pack in repository.packs
             for item in pack.versions
+        ]
+        rows += [
+            [draft.pack.id, draft.pack.version, _DRAFT, draft.pack.model.model, *_sizes(draft.pack), "none"]
+            for draft in repository.drafts
         ]
         _print_table(columns, rows)
         _print_lines("warning", repository.warnings)
         _print_lines("problem", repository.problems)
     if repository.problems:
         raise typer.Exit(EXIT_FAILURE)
+
+
+def _read(path: Path, *, draft: bool) -> Repository:
+    if path.is_file() and path.name != MANIFEST:
+        return examine(path, draft=draft)
+    path = path.parent if path.is_file() else path
+    return read_drafts(path) if draft else read_repository(path)
 
 
 def _fixture(repository: Repository, item: ListedVersion) -> str:
@@ -122,24 +153,33 @@ def _fixture(repository: Repository, item: ListedVersion) -> str:
     return "failed" if problems else "holds"
 
 
-def _sizes(item: ListedVersion) -> list[Any]:
-    if item.pack is None:
+def _sizes(pack: Pack | None) -> list[Any]:
+    if pack is None:
         return ["", "", ""]
-    model = item.pack.model
+    model = pack.model
     return [len(model.categories), len(model.queries), model.prompts]
 
 
 def _repository_entry(repository: Repository, fixtures: dict[tuple[str, str], str]) -> dict[str, Any]:
     packs = []
     for pack in repository.packs:
-        versions = []
-        for item in pack.versions:
-            categories, queries, prompts = _sizes(item)
-            sizes = {"categories": categories or 0, "queries": queries or 0, "prompts": prompts or 0}
-            known = {"version": item.version, "status": item.status, "model": item.model}
-            versions.append(known | sizes | {"fixture": fixtures[pack.id, item.version]})
+        versions = [
+            {"version": item.version, "status": item.status, "model": item.model}
+            | _named_sizes(item.pack)
+            | {"fixture": fixtures[pack.id, item.version]}
+            for item in pack.versions
+        ]
         packs.append({"id": pack.id, "name": pack.name, "versions": versions})
-    return {"packs": packs, "warnings": repository.warnings, "problems": repository.problems}
+    drafts = [
+        {"id": draft.pack.id, "version": draft.pack.version, "file": draft.file, "model": draft.pack.model.model}
+        | _named_sizes(draft.pack)
+        for draft in repository.drafts
+    ]
+    return {"packs": packs, "drafts": drafts, "warnings": repository.warnings, "problems": repository.problems}
+
+
+def _named_sizes(pack: Pack | None) -> dict[str, int]:
+    return {name: size or 0 for name, size in zip(("categories", "queries", "prompts"), _sizes(pack), strict=True)}
 
 
 def _print_json(value: Any) -> None:

@@ -8,20 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spinf_serve.config import PackFile
+from spinf_serve.packs.listed import AVAILABLE, COMING_SOON, DEPRECATED, ListedPack, ListedVersion, Repository
 from spinf_serve.packs.opening import Opened, open_source
-from spinf_serve.packs.repository import (
-    AVAILABLE,
-    COMING_SOON,
-    DEPRECATED,
-    ListedPack,
-    ListedVersion,
-    Repository,
-    read_repository,
-)
+from spinf_serve.packs.repository import no_packs, read_repository
 from spinf_serve.packs.sources import (
     OFFICIAL,
     OFFICIAL_NAMESPACE,
     Environment,
+    FolderSource,
     SourceError,
     Unreachable,
     parse_source,
@@ -74,6 +68,7 @@ class SourceReport:
     source: str
     official: bool = False
     location: str = ""
+    folder: bool = False  # given as a path
     commit: str | None = None
     repository: Repository | None = None
     problems: list[str] = field(default_factory=list)
@@ -123,7 +118,9 @@ def _read(text: str, environment: Environment, refresh: bool) -> SourceReport:
     official = text == OFFICIAL
     report = SourceReport(text, official, environment.official if official else text)
     try:
-        opened: Opened = open_source(parse_source(report.location), environment, refresh=refresh)
+        source = parse_source(report.location)
+        report.folder = isinstance(source, FolderSource) and not official
+        opened: Opened = open_source(source, environment, refresh=refresh)
     except SourceError as error:
         what = "cannot be reached" if isinstance(error, Unreachable) else "cannot be used"
         report.problems.append(f"pack source {text} {what}: {error}")
@@ -132,6 +129,8 @@ def _read(text: str, environment: Environment, refresh: bool) -> SourceReport:
     report.warnings += opened.warnings
     report.warnings += [f"pack source {text}: {warning}" for warning in report.repository.warnings]
     report.problems += [f"pack source {text}: {problem}" for problem in report.repository.problems]
+    if not (report.repository.packs or report.problems):
+        report.problems.append(f"pack source {text}: {no_packs(opened.root)}, drafts aside")
     return report
 
 
@@ -164,6 +163,10 @@ class _Background:
 
 def _enable(catalog: Catalog, report: SourceReport, settings: PackSettings) -> None:
     assert report.repository is not None
+    catalog.skipped += [
+        f"pack source {report.source}: {draft.file} is a draft of {draft.pack.id} {draft.pack.version}: skipped"
+        for draft in report.repository.drafts
+    ]
     models = {name.casefold() for name in settings.models}
     for listed in report.repository.packs:
         namespace = listed.id.partition("/")[0]
@@ -234,10 +237,24 @@ def _facts(version: ListedVersion | None, source: str) -> dict[str, Any]:
     }
 
 
-def listing(catalog: Catalog) -> dict[str, Any]:
-    """The answer of `GET /v1/packs`."""
+def listing(catalog: Catalog, *, public: bool = False) -> dict[str, Any]:
+    """What is enabled and where it came from. `public` is for callers: a folder has a number instead of its path."""
     packs = [list_entry(pack) for pack in catalog.packs.values()]
-    return {"packs": packs, "sources": [_source_entry(catalog, report) for report in catalog.sources]}
+    sources = [_source_entry(catalog, report) for report in catalog.sources]
+    if public:
+        names = _public_names(catalog)
+        for entry in (*packs, *sources):
+            entry["source"] = names[entry["source"]]
+    return {"packs": packs, "sources": sources}
+
+
+def _public_names(catalog: Catalog) -> dict[str, str]:
+    """Each source as callers see it: they have no use for a path on the server, and no right to it."""
+    names, folders = dict[str, str](), 0
+    for report in catalog.sources:
+        folders += report.folder
+        names[report.source] = f"folder:{folders}" if report.folder else report.source
+    return names
 
 
 def _source_entry(catalog: Catalog, report: SourceReport) -> dict[str, Any]:
@@ -252,7 +269,7 @@ def _source_entry(catalog: Catalog, report: SourceReport) -> dict[str, Any]:
 
 def listing_bytes(catalog: Catalog) -> bytes:
     """The body of `GET /v1/packs`."""
-    return json.dumps(listing(catalog), ensure_ascii=False, separators=(",", ":")).encode()
+    return json.dumps(listing(catalog, public=True), ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def pack_files(catalog: Catalog) -> tuple[PackFile, ...]:

@@ -21,6 +21,7 @@ _ROOT = (
     *("categories", "decision"),
 )
 _NOTES = ("name", "description", "notes", "license", "homepage", "authors", "created", "$schema")
+_FITTED = {"mu", "mean", "sd", "platt", "normal_quantiles"}
 _PARAMETER = ("label", "description", "required", "default")
 
 
@@ -66,6 +67,18 @@ def parse_pack(data: Any, *, draft: bool = False) -> tuple[PackModel | None, Pro
         warnings=tuple(problems.warnings),
     )
     return pack, problems
+
+
+def is_unfitted(data: Any) -> bool:
+    """Whether a file holds none of the numbers that fitting writes: then it is a draft, else a pack to be served."""
+    data = data if isinstance(data, dict) else {}
+    reads, categories, decision = (data.get(name) for name in ("reads", "categories", "decision"))
+    entries = [
+        *(reads if isinstance(reads, list) else ()),
+        *(categories if isinstance(categories, dict) else {}).values(),
+    ]
+    fitted = any(isinstance(entry, dict) and entry.keys() & _FITTED for entry in entries)
+    return not fitted and not (isinstance(decision, dict) and "micro_layer" in decision)
 
 
 def _identity(root: Fields) -> tuple[str, str]:

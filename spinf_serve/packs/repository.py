@@ -1,86 +1,64 @@
 """A folder of packs: what `prompt-packs.json` lists, or without it the pack files that are found."""
 
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
-
-from spinf_serve.packs.pack import MAX_FILE_BYTES, Pack, from_data, json_of
+from spinf_serve import manifests
+from spinf_serve.packs.discovery import discover
+from spinf_serve.packs.listed import (
+    AVAILABLE,
+    COMING_SOON,
+    STATUSES,
+    ListedPack,
+    ListedVersion,
+    Repository,
+    file_bytes,
+    fixture_of,
+)
+from spinf_serve.packs.pack import Pack, from_data, json_of
 from spinf_serve.packs.parse import MEDIA, VERSION, is_pack_id
 from spinf_serve.packs.problems import PackError, Problems, fields_of
 from spinf_serve.protocol.document import Fields, Place
 
 MANIFEST = "prompt-packs.json"
 FORMAT = 1
-AVAILABLE, DEPRECATED, COMING_SOON = "available", "deprecated", "coming_soon"
-STATUSES = (AVAILABLE, DEPRECATED, COMING_SOON)
-_MAX_FILES = 20_000
-
-
-@dataclass(frozen=True, slots=True)
-class ListedVersion:
-    """One version of a pack. `pack` and `content` (the file's bytes) are None while it is coming soon."""
-
-    version: str
-    status: str
-    model: str | None
-    pack: Pack | None = None
-    content: bytes | None = None
-    fixture: Path | None = None
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ListedPack:
-    """One pack of a repository, its versions in the order of the manifest."""
-
-    id: str
-    name: str
-    description: str = ""
-    tags: tuple[str, ...] = ()
-    versions: tuple[ListedVersion, ...] = ()
-
-
-@dataclass(slots=True)
-class Repository:
-    """What a folder holds. It is usable where `problems` is empty; `warnings` are for its author."""
-
-    root: Path
-    packs: list[ListedPack] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
 
 
 def read_repository(root: Path) -> Repository:
-    """Everything in a folder, with every problem."""
+    """Everything in a folder, with every problem. Raises `StartRefused` where the model manifests cannot be read."""
     repository = Repository(root)
     if not root.is_dir():
         repository.problems.append(f"{root} is no folder")
     elif (root / MANIFEST).exists():
         _read_manifest(repository)
     else:
-        _discover(repository)
-    if not repository.packs and not repository.problems:
-        repository.problems.append(f"{root} holds no packs: neither {MANIFEST} nor JSON files with pack and scoring")
+        discover(repository)
+    if not (repository.packs or repository.drafts or repository.problems):
+        repository.problems.append(no_packs(root))
     return repository
 
 
-def _file_bytes(path: Path) -> bytes:
-    """At most one byte over the limit, which `json_of` then refuses. Raises `PackError`."""
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise PackError(path.name, [f"cannot be read: {error.strerror or error}"]) from None
+def read_drafts(root: Path) -> Repository:
+    """Every pack file in a folder, listed in a manifest or not; what fitting would write may be missing."""
+    repository = Repository(root)
+    if not root.is_dir():
+        repository.problems.append(f"{root} is no folder")
+    else:
+        discover(repository, draft=True)
+    if not (repository.packs or repository.drafts or repository.problems):
+        repository.problems.append(no_packs(root))
+    return repository
+
+
+def no_packs(root: Path) -> str:
+    return f"{root} holds no packs: neither {MANIFEST} nor JSON files with pack and scoring"
 
 
 def _read_manifest(repository: Repository) -> None:
     problems = Problems()
     try:
-        data = json_of(_file_bytes(repository.root / MANIFEST), MANIFEST)
+        data = json_of(file_bytes(repository.root / MANIFEST), MANIFEST)
     except PackError as error:
         repository.problems += [f"{MANIFEST}: {problem}" for problem in error.problems]
         return
@@ -170,7 +148,7 @@ class Listed:
         if path is None:
             return ListedVersion(version, status, model, note=note)
         try:
-            content = _file_bytes(path)
+            content = file_bytes(path)
             pack = from_data(json_of(content, ""), "")
         except PackError as error:
             for problem in error.problems:
@@ -185,7 +163,7 @@ class Listed:
         told: list[tuple[str, Any, Any]] = [
             ("id", self._id, pack.id),
             ("version", version, pack.version),
-            ("model", model, pack.model.model),
+            ("model", self._own_name(model, pack), pack.model.model),
             ("media", self._media, set(pack.model.media)),
             ("parameters", self._parameters, set(pack.model.parameters)),
         ]
@@ -194,6 +172,13 @@ class Listed:
                 fields.fault(
                     "file", f"{fields.value['file']}: its {name} is {_listed(file)}, the entry says {_listed(entry)}"
                 )
+
+    def _own_name(self, model: str | None, pack: Pack) -> str | None:
+        """The entry's model under the name that the file has for it: an id and its aliases are one model."""
+        if model is None:
+            return None
+        own, catalog = pack.model.model, manifests.Catalog.load()
+        return own if catalog.names_of(model) & catalog.names_of(own) else model
 
     def _names(self, name: str, known: tuple[str, ...] | None) -> set[str] | None:
         """The names in a list of names or of objects with an id, or the keys of an object; None where it is absent."""
@@ -234,55 +219,3 @@ def inside(root: Path, relative: str) -> Path | None:
         return None
     path = (root / relative).resolve()
     return path if path.is_relative_to(root.resolve()) else None
-
-
-def fixture_of(path: Path, pack: Pack) -> Path | None:
-    """`fixtures/<version>.json` beside a pack file, where it exists."""
-    fixture = path.parent / "fixtures" / f"{pack.version}.json"
-    return fixture if fixture.is_file() else None
-
-
-def _discover(repository: Repository) -> None:
-    """Pack files anywhere in the folder. A JSON file is one where it is an object with `pack` and `scoring`."""
-    found: dict[str, dict[str, ListedVersion]] = {}
-    for path in _json_files(repository.root):
-        relative = path.relative_to(repository.root).as_posix()
-        try:
-            content = _file_bytes(path)
-            data = json_of(content, relative)
-        except PackError:
-            continue  # whatever it is, it does not hold a pack
-        if not isinstance(data, dict) or not {"pack", "scoring"} <= data.keys():
-            continue
-        try:
-            pack = from_data(data, relative)
-        except PackError as error:
-            repository.problems += [f"{relative}: {problem}" for problem in error.problems]
-            continue
-        repository.warnings += [f"{relative}: {warning}" for warning in pack.warnings]
-        versions = found.setdefault(pack.id, {})
-        if pack.version in versions:
-            repository.problems.append(f"{relative}: {pack.id} {pack.version} is in another file too")
-        fixture = fixture_of(path, pack)
-        versions[pack.version] = ListedVersion(pack.version, AVAILABLE, pack.model.model, pack, content, fixture)
-    for pack_id in sorted(found):
-        newest_first = sorted(found[pack_id].values(), key=lambda item: version_key(item.version), reverse=True)
-        repository.packs.append(ListedPack(pack_id, name=pack_id, versions=tuple(newest_first)))
-
-
-def _json_files(root: Path) -> list[Path]:
-    paths = []
-    for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        paths += [Path(folder, name) for name in sorted(files) if name.endswith(".json")]
-        if len(paths) > _MAX_FILES:
-            break
-    return paths[:_MAX_FILES]
-
-
-def version_key(version: str) -> tuple[bool, Version, str]:
-    """Sorts versions as PEP 440 does; what it does not know comes before every version that it does."""
-    try:
-        return True, Version(version), version
-    except InvalidVersion:
-        return False, Version("0"), version

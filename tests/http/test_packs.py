@@ -59,7 +59,7 @@ def pack_server(
         yield running
 
 
-def test_the_listing(pack_server: ServerProcess, repository: Path, moderation: Path) -> None:
+def test_the_listing(pack_server: ServerProcess, repository: Path) -> None:
     found = pack_server.get("/v1/packs").json()
     assert [entry["id"] for entry in found["packs"]] == [
         *("acme/guard", "acme/plain", "acme/loud", "acme/soon"),
@@ -67,9 +67,10 @@ def test_the_listing(pack_server: ServerProcess, repository: Path, moderation: P
     ]
     guard, soon = found["packs"][0], found["packs"][3]
     assert (guard["version"], guard["versions"], guard["status"]) == ("1.0", ["1.0", "0.9"], "available")
-    assert (guard["queries"], guard["prompts"], guard["source"]) == (3, 4, str(repository))
+    assert (guard["queries"], guard["prompts"], guard["source"]) == (3, 4, "folder:1")
     assert (soon["status"], soon["version"], soon["versions"]) == ("coming_soon", None, [])
-    assert [source["source"] for source in found["sources"]] == ["official", str(repository), str(moderation)]
+    assert [source["source"] for source in found["sources"]] == ["official", "folder:1", "folder:2"]
+    assert str(repository.parent) not in json.dumps(found)
     assert "pack acme/foreign 1.0 is for the model another: skipped" in pack_server.log
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spinf_serve.packs import catalog as catalog_module
-from spinf_serve.packs.catalog import Catalog, PackSettings, listing, load_catalog
+from spinf_serve.packs.catalog import Catalog, PackSettings, listing, listing_bytes, load_catalog
 from spinf_serve.packs.sources import Environment
 from tests.base.packs.github_server import SHA, Hub, folder_tarball
 from tests.base.packs.support import small_pack, write_json, write_repository
@@ -150,6 +150,34 @@ def test_the_default_is_the_first_available_version(
     entry = listing(found)["packs"][0]
     assert entry["version"] == default
     assert entry["status"] == ("coming_soon" if default is None else statuses[int(default[0]) - 1])
+
+
+def test_callers_are_not_told_the_paths_of_folders(
+    repository: Path, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor the official source's, where that is a folder; packs and sources still fit together."""
+    monkeypatch.setenv("GITHUB_API_URL", hub.url)
+    hub.tarballs[SHA] = folder_tarball(write_repository(tmp_path / "remote", [small_pack(pack="acme/remote")]))
+    official = write_repository(tmp_path / "official", [small_pack(pack="spinf/moderation")], namespace="spinf")
+    monkeypatch.setenv("SPINF_PACKS_OFFICIAL", str(official))
+    write_repository(tmp_path / "other", [small_pack(pack="acme/other")])
+    monkeypatch.chdir(tmp_path)
+    found = catalog(repository, "github:acme/packs@1.0", "other", official=True)
+    body = listing_bytes(found).decode()
+    assert str(tmp_path) not in body
+    assert '"other"' not in body
+    shown = json.loads(body)
+    sources = {source["source"]: source["packs"] for source in shown["sources"]}
+    assert sources == {
+        "official": ["spinf/moderation"],
+        "folder:1": ["acme/guard"],
+        "github:acme/packs@1.0": ["acme/remote"],
+        "folder:2": ["acme/other"],
+    }
+    assert {pack["id"]: pack["source"] for pack in shown["packs"]} == {
+        pack: source for source, packs in sources.items() for pack in packs
+    }
+    assert {source["source"] for source in listing(found)["sources"]} >= {str(repository), "other"}
 
 
 def test_the_listing_has_what_callers_need(repository: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from spinf_serve.cli import app
-from tests.base.packs.support import small_pack, write_json, write_repository
+from spinf_serve.manifests import DEFAULT_MODEL
+from tests.base.packs.support import draft_of, small_pack, write_json, write_repository
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "docs/examples/prompt-packs"
@@ -78,6 +79,51 @@ def test_validate_evaluates_fixtures(repository: Path) -> None:
     assert "failed" in result.stdout
 
 
+def test_validate_shows_drafts_as_drafts(tmp_path: Path) -> None:
+    write_json(tmp_path / "drafts/guard.json", draft_of(small_pack()))
+    row = "acme/guard\t1.2.0\tdraft\tdemo\t3\t3\t5\tnone"
+    for path in (tmp_path, tmp_path / "drafts/guard.json"):
+        result = invoke("validate", path)
+        assert (result.exit_code, result.stderr, result.stdout.splitlines()[1:]) == (0, "", [row])
+    found = json.loads(invoke("validate", tmp_path, "--json").stdout)
+    sizes = {"categories": 3, "queries": 3, "prompts": 5}
+    assert found["drafts"] == [
+        {"id": "acme/guard", "version": "1.2.0", "file": "drafts/guard.json", "model": "demo"} | sizes
+    ]
+
+
+def test_validate_half_fitted_packs_as_drafts(repository: Path) -> None:
+    half = small_pack(version="3")
+    del half["categories"]["harm"]["platt"]
+    file = write_json(repository / "drafts/half.json", half)
+    assert invoke("validate", file).exit_code == 1
+    assert invoke("validate", repository).stdout.count("draft") == 0
+    for path in (file, repository):
+        result = invoke("validate", "--draft", path)
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert "acme/guard\t3\tdraft\tdemo" in result.stdout
+    write_json(file, half | {"answers": "x"})
+    assert "problem: drafts/half.json: answers: must be" in invoke("validate", "--draft", repository).stderr
+
+
+def test_validate_one_file(repository: Path) -> None:
+    file = repository / "packs/acme-guard-1.2.0.json"
+    assert "acme/guard\t1.2.0\tavailable" in invoke("validate", file).stdout
+    assert "acme/guard\t1.2.0\tavailable" in invoke("validate", repository / "prompt-packs.json").stdout
+    write_json(repository / "packs/fixtures/1.2.0.json", {"results": [], "expected": []})
+    assert invoke("validate", file).exit_code == 1
+    result = invoke("validate", write_json(repository / "other.json", [1]))
+    assert (result.exit_code, result.stderr) == (1, "problem: other.json: must be an object\n")
+
+
+def test_validate_says_that_the_model_manifests_cannot_be_read(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPINF_MANIFEST_DIRS", "/nonexistent")
+    result = invoke("validate", repository)
+    assert (result.exit_code, result.stderr) == (1, "spinf-serve: no such directory of manifests: /nonexistent\n")
+
+
 def test_validate_warns_of_a_broken_lock_without_failing(tmp_path: Path) -> None:
     edited = small_pack()
     edited["categories"]["harm"]["platt"] = [1.5, 0.0]
@@ -102,8 +148,33 @@ def test_list_as_json(repository: Path) -> None:
 
 
 def test_list_without_sources() -> None:
-    result = invoke("list", "--no-official")
+    result = invoke("list", "--no-official", "--model", "demo")
     assert (result.exit_code, result.stderr) == (0, "")
+
+
+def test_list_says_which_model_it_is_for_where_nobody_chose_one(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("list", "--no-official", "--packs", repository)
+    line = f"for the default model {DEFAULT_MODEL}; choose another with --model ID"
+    assert invoke(*arguments).stderr.splitlines()[0] == line
+    assert json.loads(invoke(*arguments, "--json").stdout)["model"] == DEFAULT_MODEL
+    assert json.loads(invoke(*arguments, "--model", "demo", "--json").stdout)["model"] == "gemma-3-270m"
+    monkeypatch.setenv("SPINF_MODEL", "demo")
+    assert invoke(*arguments).stderr == ""
+
+
+def test_list_skips_drafts(tmp_path: Path) -> None:
+    write_json(tmp_path / "drafts/guard.json", draft_of(small_pack()))
+    arguments = ("list", "--no-official", "--model", "demo", "--packs", tmp_path)
+    alone = invoke(*arguments)
+    assert alone.exit_code == 1
+    assert "holds no packs" in alone.stderr
+    write_json(tmp_path / "packs/1.2.0.json", small_pack())
+    result = invoke(*arguments)
+    assert result.exit_code == 0
+    assert "drafts/guard.json is a draft of acme/guard 1.2.0: skipped" in result.stderr
+    assert "acme/guard\t1.2.0\tavailable" in result.stdout
 
 
 def test_list_says_that_the_official_source_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:

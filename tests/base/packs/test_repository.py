@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from spinf_serve.packs.discovery import version_key
 from spinf_serve.packs.fixtures import check_fixture, differences
+from spinf_serve.packs.listed import Repository
 from spinf_serve.packs.pack import from_data
-from spinf_serve.packs.repository import Repository, read_repository, version_key
-from tests.base.packs.support import random_result, small_pack, write_json, write_repository
+from spinf_serve.packs.repository import read_drafts, read_repository
+from tests.base.packs.support import draft_of, random_result, small_pack, write_json, write_repository
 
 Edit = Callable[[dict[str, Any]], Any]
 
@@ -153,6 +155,79 @@ def test_discovered_files_must_be_sound_and_differ(tmp_path: Path) -> None:
     write_json(tmp_path / "c.json", small_pack(version="2", answers="x"))
     found = read_repository(tmp_path).problems
     assert found == ["b.json: acme/guard 1.2.0 is in another file too", "c.json: answers: must be p or logprob"]
+
+
+def test_discovered_drafts_stand_apart(tmp_path: Path) -> None:
+    """Beside the version that was made of them; with a problem of their own they are still checked as drafts."""
+    write_json(tmp_path / "drafts/guard.json", draft_of(small_pack()))
+    write_json(tmp_path / "packs/1.2.0.json", small_pack())
+    found = read_repository(tmp_path)
+    assert (found.problems, [pack.id for pack in found.packs]) == ([], ["acme/guard"])
+    assert [(draft.file, draft.pack.draft) for draft in found.drafts] == [("drafts/guard.json", True)]
+    write_json(tmp_path / "drafts/guard.json", draft_of(small_pack(answers="x")))
+    assert read_repository(tmp_path).problems == ["drafts/guard.json: answers: must be p or logprob"]
+
+
+def test_a_pack_that_lost_a_number_is_no_draft(tmp_path: Path) -> None:
+    """It must not vanish from a server; whoever is fitting it asks for drafts."""
+    half = small_pack()
+    del half["reads"][0]["sd"]
+    write_json(tmp_path / "half.json", half)
+    assert read_repository(tmp_path).problems == ["half.json: reads.0.sd: missing"]
+    found = read_drafts(tmp_path)
+    assert (found.problems, [draft.file for draft in found.drafts]) == ([], ["half.json"])
+
+
+def test_drafts_are_found_beside_a_manifest(repository: Path) -> None:
+    write_json(repository / "drafts/guard.json", draft_of(small_pack(version="3")))
+    assert read_repository(repository).drafts == []
+    found = read_drafts(repository)
+    assert [draft.pack.version for draft in found.drafts] == ["3"]
+    assert [pack.id for pack in found.packs] == ["acme/guard"]
+
+
+def test_a_pack_that_is_not_json_does_not_go_missing(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", small_pack())
+    (tmp_path / "b.json").write_text(json.dumps(small_pack(version="2")).replace("}", ",}", 1))
+    (tmp_path / "c.json").write_text('{"scoring": 1,}')
+    found = read_repository(tmp_path).problems
+    assert len(found) == 1
+    assert found[0].startswith("b.json: the file is not valid JSON")
+
+
+def test_files_that_cannot_be_read_are_problems_and_pipes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_json(tmp_path / "a.json", small_pack())
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "gone.json").symlink_to(tmp_path / "nowhere")
+    assert read_repository(tmp_path).problems == []
+    write_json(tmp_path / "secret.json", small_pack(version="2"))
+    opened = Path.open
+
+    def guarded_open(path: Path, *arguments: Any) -> Any:
+        if path.name == "secret.json":
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *arguments)
+
+    monkeypatch.setattr(Path, "open", guarded_open)
+    assert read_repository(tmp_path).problems == ["secret.json: cannot be read: Permission denied"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "file", "same"),
+    [
+        ("gemma-3-270m", "demo", True),
+        ("Demo", "gemma-3-270m", True),
+        ("demo", "DEMO", True),
+        ("spinf/gemma-4-12b-fp8", "gemma-4-12b", True),
+        ("gemma-3-270m", "spinf/gemma-4-12b-fp8", False),
+        ("somebody/else", "demo", False),
+    ],
+)
+def test_an_entry_names_a_model_by_any_of_its_names(tmp_path: Path, entry: str, file: str, same: bool) -> None:
+    root = write_repository(tmp_path, [small_pack(model=file)])
+    found = edited(root, lambda m: _version(m).update(model=entry))
+    assert (found.problems == []) is same
+    assert [v.model for v in found.packs[0].versions] == [file]
 
 
 def test_a_folder_without_packs_is_a_problem(tmp_path: Path) -> None:
