@@ -228,7 +228,7 @@ class _Builder:
         self.entries = 0
         self.tokens: list[I32] = []
         self.positions: list[I64] = []
-        self.segments: list[tuple[int, int, int, int]] = []
+        self.segments: list[tuple[int, int, int, int, bool]] = []
         self.stores: list[tuple[Hashable, int]] = []
         self.captures: list[ContentRows] = []
         self.read_rows: list[I64] = []
@@ -241,7 +241,7 @@ class _Builder:
         plan, piece = share.plan, share.piece
         index, content = _piece_rows(plan, piece)
         roots = self._store_segments(share, plan.parents[index]) if not content else {}
-        self._add_tree(plan, piece, index, roots)
+        self._add_tree(plan, index, content, roots)
         if piece.keep:
             self.captures.append(ContentRows(share.key, piece.job, self.rows, content))
         self._add_reads(plan, index, len(index) - (piece.last - piece.first), content)
@@ -257,20 +257,24 @@ class _Builder:
         out: dict[int, int] = {}
         first, parent = 0, -1
         for end in np.unique(hung).tolist():
-            self.segments.append((len(self.stores), first, end + 1 - start - first, parent))
+            self.segments.append((len(self.stores), first, end + 1 - start - first, parent, True))
             parent = len(self.segments) - 1
             out[end] = parent
             first = end + 1 - start
         return out
 
-    def _add_tree(self, plan: ScorePlan, piece: Piece, index: I64, segment_at: dict[int, int]) -> None:
-        """Segments and positions of the piece's rows. `segment_at`: plan index → segment that ends there."""
+    def _add_tree(self, plan: ScorePlan, index: I64, content: int, segment_at: dict[int, int]) -> None:
+        """Segments and positions of the piece's rows, the first `content` of them the content's.
+
+        segment_at  plan index → segment that ends there
+        """
         parents = plan.parents[index].astype(np.int64)
         follows = np.zeros(len(index), dtype=bool)
         follows[1:] = parents[1:] == index[:-1]
         hung_on, counts = np.unique(parents, return_counts=True)
         forks = hung_on[(counts > 1) & (hung_on >= 0)]
         follows &= ~np.isin(parents, forks)
+        follows[content : content + 1] = False
         starts = np.flatnonzero(~follows)
         ends = np.append(starts[1:], len(index))[: len(starts)]
         depth_at = {at: self._end_depth(segment) for at, segment in segment_at.items()}
@@ -278,7 +282,8 @@ class _Builder:
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             parent = int(parents[start])
             depth = depth_at[parent] if parent >= 0 else 0
-            self.segments.append((0, self.rows + start, end - start, segment_at[parent] if parent >= 0 else -1))
+            on = segment_at[parent] if parent >= 0 else -1
+            self.segments.append((0, self.rows + start, end - start, on, start < content))
             positions[start:end] = np.arange(depth, depth + end - start)
             last = int(index[end - 1])
             segment_at[last], depth_at[last] = len(self.segments) - 1, depth + end - start
@@ -286,7 +291,7 @@ class _Builder:
 
     def _end_depth(self, segment: int) -> int:
         """Path length at the end of a store's segment."""
-        _, start, length, _ = self.segments[segment]
+        _, start, length, *_ = self.segments[segment]
         return start + length
 
     def _add_reads(self, plan: ScorePlan, index: I64, branch_row: int, content: int) -> None:
@@ -311,12 +316,12 @@ def build_pass(shares: Sequence[Share]) -> PackedPass:
     for share in shares:
         builder.add(share)
         share_entries.append(builder.entries)
-    columns = np.array(builder.segments, dtype=np.int64).reshape(-1, 4).T
+    columns = np.array(builder.segments, dtype=np.int64).reshape(-1, 5).T
     return PackedPass(
         shares=tuple(shares),
         tokens=np.concatenate(builder.tokens),
         positions=np.concatenate(builder.positions),
-        segments=Segments(columns[0], columns[1], columns[2], columns[3]),
+        segments=Segments(columns[0], columns[1], columns[2], columns[3], columns[4].astype(bool)),
         stores=tuple(builder.stores),
         captures=tuple(builder.captures),
         read_rows=np.concatenate(builder.read_rows).astype(np.int64),

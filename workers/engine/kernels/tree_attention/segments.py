@@ -22,15 +22,22 @@ class Segments:
     starts   first row in the source
     lengths  rows, at least 1
     parents  the segment at whose end this one continues, -1 at the root of a tree (position 0)
+    content  bool: whether the segment lies in the tree's content chain. None: stores and roots do
     """
 
     sources: I64
     starts: I64
     lengths: I64
     parents: I64
+    content: npt.NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.sources)
+
+    @property
+    def in_content(self) -> npt.NDArray[np.bool_]:
+        """`content`, with its default."""
+        return (self.sources > 0) | (self.parents < 0) if self.content is None else self.content
 
 
 def extend(path: Path, piece: Piece) -> Path:
