@@ -11,6 +11,7 @@ from typing import Any, Self
 from spinf_serve import snapshots
 from spinf_serve.engine_thread import EngineThread
 from spinf_serve.extras import missing_engine_packages
+from spinf_serve.gpus import machine_refusal
 from spinf_serve.packs.shelving import LazyShelf
 from spinf_serve.plan import EngineInfo
 from spinf_serve.protocol.ids import new_request_id
@@ -48,6 +49,8 @@ class Engine:
             raise StartRefused("; ".join(refusals))
         if missing := missing_engine_packages():
             raise StartRefused(f"{', '.join(missing)} not installed: pip install 'spinf-serve[server]'")
+        if reason := machine_refusal(settings.device):
+            raise StartRefused(reason)
         from workers.engine.engine import ScoringEngine  # loads torch
         from workers.preprocess.preprocessor import Preprocessor
         from workers.preprocess.tokenizer import ContentTokenizer

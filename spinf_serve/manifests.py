@@ -34,15 +34,17 @@ class ManifestError(StartRefused):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`model_types`: what config.json calls it. `schemes`: device kind → schemes that this version runs, best first."""
+    """`model_types`: what config.json calls it. `schemes`: device kind → schemes that this version runs."""
 
     model_types: tuple[str, ...]
     schemes: dict[str, tuple[str, ...]]
 
 
+_GEMMA_SCHEMES = {"cpu": ("f32", "bf16"), "cuda": ("fp8s", "fp8", "fp8row", "w8a16", "w8a8", "bf16")}
+
 FAMILIES: dict[str, Family] = {
-    "gemma3": Family(("gemma3_text", "gemma3"), {"cpu": ("f32", "bf16")}),
-    "gemma4": Family(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), {"cpu": ("f32", "bf16")}),
+    "gemma3": Family(("gemma3_text", "gemma3"), _GEMMA_SCHEMES),
+    "gemma4": Family(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), _GEMMA_SCHEMES),
     "qwen35": Family(("qwen3_5", "qwen3_5_text"), {}),
 }
 SERVED_FAMILIES = tuple(name for name, family in FAMILIES.items() if family.schemes)
@@ -156,6 +158,13 @@ class Manifest(_Table):
         if ("image" in self.media or "video" in self.media) != (self.image is not None):
             raise ValueError("[image] goes with the media kinds image and video")
         return self
+
+    def schemes(self, device: str) -> tuple[str, ...]:
+        """What `quant` may be on this device, besides auto; on a GPU the manifest's own list counts too."""
+        kind = device.partition(":")[0]
+        schemes = FAMILIES[self.family].schemes.get(kind, ())
+        listed = self.quant.allowed if self.quant is not None and kind == "cuda" else schemes
+        return tuple(scheme for scheme in schemes if scheme in listed)
 
     def names(self) -> set[str]:
         """The id and the aliases, folded: names are compared without case."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, NoReturn, get_args, get_origin
 
 import typer
 
+from spinf_serve.gpus import machine_refusal
 from spinf_serve.refusal import StartRefused
 from spinf_serve.settings import SETTINGS, Setting, Settings
 from spinf_serve.settings.show import default_text
@@ -86,6 +87,8 @@ def fail(*messages: str) -> NoReturn:
 
 
 def refuse_unstartable(settings: Settings) -> None:
-    """Exit with 1 where these settings name something that this version does not run, or packages are missing."""
+    """Exit with 1 where these settings name something that this version or this machine does not run."""
     if found := settings.refusals():
         fail(*found)
+    if reason := machine_refusal(settings.device):
+        fail(reason)

@@ -97,19 +97,15 @@ class Settings(Declarations):
 
     def refusals(self) -> list[str]:
         """Why these settings cannot be started with, one sentence each; empty when they can."""
-        family = FAMILIES[self.choice().manifest.family]
-        if not family.schemes:
+        manifest = self.choice().manifest
+        if not FAMILIES[manifest.family].schemes:
             return [
-                f"model {self.model}: its family {self.choice().manifest.family} is not supported yet (supported: "
+                f"model {self.model}: its family {manifest.family} is not supported yet (supported: "
                 f"{', '.join(SERVED_FAMILIES)}; to try the server: spinf-serve serve demo --device cpu)"
             ]
-        schemes = family.schemes.get(self.device.partition(":")[0])
-        if schemes is None:
-            return [f"--device {self.device}: not available yet; available: {', '.join(family.schemes)} (--device cpu)"]
+        schemes = manifest.schemes(self.device)
         if self.quant not in ("auto", *schemes):
-            return [
-                f"--quant {self.quant}: not available on {self.device} yet; available: {', '.join(schemes)} (or auto)"
-            ]
+            return [f"--quant {self.quant}: not available on {self.device}; available: {', '.join(schemes)} (or auto)"]
         return []
 
     def warnings(self) -> list[str]:

@@ -103,7 +103,7 @@ class Declarations(BaseSettings):
     quant: Annotated[
         str,
         AfterValidator(_scheme),
-        In("engine", "scheme of weights and activations; on the CPU f32, which auto takes"),
+        In("engine", "scheme of weights and activations; auto: by checkpoint and GPU, on the CPU f32"),
     ] = _engine("quant")
     model_dir: Annotated[str | None, In("engine", "local snapshot directory, instead of the model's own source")] = None
     token_budget: Annotated[Count, In("engine", "packed tokens per forward pass")] = _engine("token_budget")
