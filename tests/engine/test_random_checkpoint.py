@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.random_checkpoint import NORM_AMAX, copy_tokenizer, linears, norms, write_checkpoint
+from benchmarks.random_checkpoint import INPUT_AMAX, NORM_AMAX, copy_tokenizer, linears, norms, write_checkpoint
 from benchmarks.shapes import FULL, MODELS, SLIDING, Json, cut_layers
 from spinf_serve import Engine
 from tests.support.tiny import write_tiny_tokenizer
@@ -97,7 +97,7 @@ def test_the_stream_stays_finite_and_the_inputs_within_their_scales_through_48_l
     assert all(0.05 < float(x.pow(2).mean().sqrt()) < 100 for x in streams)
     assert 12 < float(logits.abs().amax()) < 30
     for name, amax in largest.items():
-        limit = {"o_proj": 8.0, "down_proj": 28.0}.get(name, NORM_AMAX)
+        limit = INPUT_AMAX.get(name, NORM_AMAX)
         assert limit / 6 < amax < 448 * input_scale(limit), name
 
 
