@@ -6,6 +6,9 @@ import pytest
 
 from tests.support.tiny import make_tiny_checkpoint
 from tests.support.tiny_gemma4 import make_tiny_gemma4
+from tests.support.triton_interpreter import interpret_kernels
+
+interpret_kernels()
 
 
 @pytest.fixture(scope="session")
