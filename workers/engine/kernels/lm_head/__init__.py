@@ -13,7 +13,11 @@ def lm_head_logprobs(
 ) -> Tensor:
     """log softmax(cap(x · weightᵀ)) at the entries → [C] float32.
 
-    x [R, K] float32, rounded to the type of weight [V, K]; entry c reads row entry_rows[c] at vocabulary id
-    entry_cols[c] (both [C] int64); cap(z) = softcap · tanh(z / softcap), the identity for None.
+    x [R, K] float32, rounded to the type of weight [V, K] (on CUDA: bf16); entry c reads row entry_rows[c] at
+    vocabulary id entry_cols[c] (both [C] int64); cap(z) = softcap · tanh(z / softcap), the identity for None.
     """
+    if weight.device.type == "cuda":
+        from workers.engine.kernels.lm_head import kernel
+
+        return kernel.lm_head_logprobs(x, weight, entry_rows, entry_cols, softcap)
     return cpu.lm_head_logprobs(x, weight, entry_rows, entry_cols, softcap, rule)
