@@ -7,6 +7,7 @@ Seen in Triton 3.6.0; `tests/engine/kernels/test_interpreter.py` fails where one
               loses subnormals
     e4m3      float32 to fp8e4nv is wrong on some 2 % of values: ties go up, and a carry into the exponent is lost;
               back, NaN becomes 480
+    loops     the bound of a loop that was loaded from memory is refused by numpy 2.5
     warnings  numpy warns of overflow and NaN, which on the card are values like others
 
 Products of bf16 elements with `*` (not `tl.dot`) stay wrong: kernels compute in float32.
@@ -40,7 +41,7 @@ def interpret_kernels() -> bool:
     triton.knobs.propagate_env = False
     triton.knobs.runtime.interpret = True
     triton.knobs.propagate_env = True
-    for correct in (correct_dot, correct_conversions, correct_warnings):
+    for correct in (correct_dot, correct_conversions, correct_loops, correct_warnings):
         correct()
     return True
 
@@ -95,6 +96,19 @@ def _correct_conversions_of(module: Any, method: str) -> None:
         return plain(self, src, dst_type, *rest)
 
     setattr(module.InterpreterBuilder, method, convert)
+
+
+def correct_loops() -> None:
+    """A scalar is an array of one element, which numpy no longer takes for an index."""
+    module = _interpreter()
+    plain = module._patch_lang_tensor
+
+    @functools.wraps(plain)
+    def patch(tensor: Any, scope: Any) -> None:
+        plain(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(np.asarray(self.handle.data).item()))
+
+    module._patch_lang_tensor = patch
 
 
 def correct_warnings() -> None:

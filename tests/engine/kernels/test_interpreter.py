@@ -34,6 +34,14 @@ def _exp_kernel(x, y, N: tl.constexpr):
     tl.store(y + at, tl.exp(tl.load(x + at)))
 
 
+@triton.jit
+def _count_kernel(bounds, out):
+    total = 0
+    for i in tl.range(tl.load(bounds), tl.load(bounds + 1)):
+        total += i
+    tl.store(out, total)
+
+
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     out = torch.empty(len(x), dtype=dtype)
     _cast_kernel[(1,)](x, out, len(x))
@@ -107,3 +115,9 @@ def test_overflow_is_no_warning() -> None:
 def test_children_do_not_inherit_the_setting() -> None:
     assert "TRITON_INTERPRET" not in os.environ
     assert triton.knobs.runtime.interpret
+
+
+def test_bounds_of_a_loop_may_come_from_memory() -> None:
+    out = torch.zeros(1, dtype=torch.int32)
+    _count_kernel[(1,)](torch.tensor([3, 7], dtype=torch.int32), out)
+    assert out.item() == 3 + 4 + 5 + 6

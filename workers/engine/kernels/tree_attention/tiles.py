@@ -1,0 +1,229 @@
+"""The work list of the attention kernel: which rows make a query tile, and which keys each tile reads in which order.
+
+No torch. A row's keys are reduced in an order that its own path sets: first the content's positions in blocks of BN,
+then its branch in spans of `SPAN` positions counted from where the branch leaves the content, span by span. A tile holds
+consecutive rows of one tree, so all share the content. The spans of a tile's rows stand side by side in key tiles of
+BN / SPAN slots, only spans of one depth in one key tile: a row sees one slot of it at most, and what it does not see
+weighs exactly nothing, so neither the slot nor the company of other branches touches its bits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from workers.engine.kernels.tree_attention.segments import I64, Segments
+
+I32 = npt.NDArray[np.int32]
+I8 = npt.NDArray[np.int8]
+
+SPAN = 16
+"""Branch positions that are reduced together: one step of the matrix units. Part of the bits."""
+
+TILE_FIELDS = 4
+RANGE_FIELDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TilePlan:
+    """Q query tiles of up to TM rows, X key tiles of branch spans, T real rows.
+
+    tiles    [Q, 4] first row, rows, first and last + 1 of its key tiles
+    ranges   window → [Q, 5] content positions in blocks of BN: first block seen by any row, first and last + 1 seen
+             wholly by all, last + 1 seen by any; key row of content position 0 (may be negative: what lies before the
+             first block is not stored)
+    keys     [X, BN] key rows; where a slot has no token, the row of another token of the same tree
+    depths   [X] branch offset of the spans' first position
+    slots    [X, TM] the slot that a row of the query tile sees, -1: none
+    limits, positions, offsets  [T] content positions that a row sees (from 0 on), path position, position in the branch
+             (-1: a content row)
+    """
+
+    tiles: I32
+    ranges: dict[int | None, I32]
+    keys: I32
+    depths: I32
+    slots: I8
+    limits: I32
+    positions: I32
+    offsets: I32
+
+    @property
+    def content_blocks(self) -> dict[int | None, int]:
+        """Window → content blocks over all tiles: the work that the plan stands for."""
+        return {window: int((r[:, 3] - r[:, 0]).sum()) for window, r in self.ranges.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Facts of every real row [T]: tree, key row of content position 0, limit, position, offset, parent row in the
+    branch (-1: the row hangs on the content, or is content)."""
+
+    trees: I64
+    bases: I64
+    limits: I64
+    positions: I64
+    offsets: I64
+    parents: I64
+
+
+def _rows(segments: Segments, store_rows: Sequence[int]) -> _Rows:
+    """The segments' rows. Key row of row i of store s is store_rows[s - 1] + i."""
+    count = len(segments)
+    depth, hang, tree, base, parent_row = ([0] * count for _ in range(5))
+    content = segments.in_content.tolist()
+    sources, starts, lengths, parents = (
+        a.tolist() for a in (segments.sources, segments.starts, segments.lengths, segments.parents)
+    )
+    for s in range(count):
+        parent = parents[s]
+        if parent < 0:
+            tree[s] = s
+            base[s] = starts[s] + (store_rows[sources[s] - 1] if sources[s] else 0)
+            hang[s], parent_row[s] = 0, -1
+            continue
+        depth[s] = depth[parent] + lengths[parent]
+        tree[s], base[s] = tree[parent], base[parent]
+        hang[s] = depth[s] if content[parent] else hang[parent]
+        parent_row[s] = -1 if content[parent] else starts[parent] + lengths[parent] - 1
+    return _expand(
+        segments, np.array(content), *(np.array(a, dtype=np.int64) for a in (depth, hang, tree, base, parent_row))
+    )
+
+
+def _expand(
+    segments: Segments, content: npt.NDArray[np.bool_], depth: I64, hang: I64, tree: I64, base: I64, parent_row: I64
+) -> _Rows:
+    """Facts of the pass's segments → facts of their rows, in the order of the rows."""
+    own = np.flatnonzero(segments.sources == 0)
+    order = own[np.argsort(segments.starts[own], kind="stable")]
+    lengths = segments.lengths[order]
+    of = np.repeat(order, lengths)
+    step = np.arange(len(of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    positions = depth[of] + step
+    is_content = content[of]
+    parents = np.where(step > 0, np.arange(len(of)) - 1, parent_row[of])
+    return _Rows(
+        trees=tree[of],
+        bases=base[of],
+        limits=np.where(is_content, positions + 1, hang[of]),
+        positions=positions,
+        offsets=np.where(is_content, -1, positions - hang[of]),
+        parents=np.where(is_content, -1, parents),
+    )
+
+
+def _spans(rows: _Rows) -> tuple[I64, I64]:
+    """(end [T], keys [T, SPAN]): the last row of the span that row r stands in, and for such a row e its span's rows.
+
+    A span ends at its last position or at a leaf, and each of its rows belongs to the end below its first child; in
+    depth-first order that is the next end. Rows of keys for others than ends, and absent positions, are -1.
+    """
+    total = len(rows.offsets)
+    index = np.arange(total)
+    has_child = np.zeros(total, dtype=bool)
+    has_child[:-1] = rows.parents[1:] == index[:-1]
+    is_end = (rows.offsets >= 0) & ((rows.offsets % SPAN == SPAN - 1) | ~has_child)
+    ends = np.flatnonzero(is_end)
+    end = np.full(total, -1, dtype=np.int64)
+    branch = rows.offsets >= 0
+    end[branch] = ends[np.searchsorted(ends, index[branch])]
+    keys = np.full((total, SPAN), -1, dtype=np.int64)
+    at, who = ends.copy(), ends
+    for _ in range(SPAN):
+        keys[who, rows.offsets[at] % SPAN] = at
+        going = rows.offsets[at] % SPAN > 0
+        at, who = rows.parents[at[going]], who[going]
+    return end, keys
+
+
+def _seen(rows: _Rows, end: I64, keys: I64) -> tuple[I64, I64, I64]:
+    """Every (row, depth, span) that is seen: a row sees its own span and those above it up to the content."""
+    row = np.flatnonzero(rows.offsets >= 0)
+    span = end[row]
+    depth = rows.offsets[row] // SPAN
+    found = [(row, depth, span)]
+    while len(row):
+        going = depth > 0
+        row, depth = row[going], depth[going] - 1
+        top = keys[span[going], 0]
+        span = rows.parents[top]  # the last row of the span above
+        found.append((row, depth, span))
+    rows_, depths, spans = (np.concatenate(part) for part in zip(*found, strict=True))
+    return rows_, depths, spans
+
+
+def _tile_starts(trees: I64, tile_rows: int) -> tuple[I64, I64]:
+    """(first row [Q], rows [Q]) of the query tiles: each tree's rows in runs of `tile_rows`."""
+    total = len(trees)
+    first = np.flatnonzero(np.concatenate(([True], trees[1:] != trees[:-1]))) if total else np.zeros(0, dtype=np.int64)
+    sizes = np.diff(np.append(first, total))
+    counts = -(-sizes // tile_rows)
+    step = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = np.repeat(first, counts) + step * tile_rows
+    return starts, np.minimum(tile_rows, np.repeat(first + sizes, counts) - starts)
+
+
+def _ranges(rows: _Rows, starts: I64, block: int, window: int | None) -> I32:
+    """[Q, 5] of one window; see `TilePlan`."""
+    least, most = np.minimum.reduceat(rows.limits, starts), np.maximum.reduceat(rows.limits, starts)
+    zero = np.zeros_like(starts)
+    low = zero if window is None else np.maximum(0, np.minimum.reduceat(rows.positions, starts) - window + 1)
+    blind = zero if window is None else np.maximum(0, np.maximum.reduceat(rows.positions, starts) - window + 1)
+    last = -(-most // block)
+    first = np.minimum(low // block, last)
+    full_first = np.clip(-(-blind // block), first, last)
+    full_last = np.clip(least // block, full_first, last)
+    return np.stack((first, full_first, full_last, last, rows.bases[starts]), axis=1).astype(np.int32)
+
+
+def _key_tiles(
+    rows: _Rows, starts: I64, tile_rows: int, slots_per_tile: int
+) -> tuple[I64, npt.NDArray[np.int64], I64, I8]:
+    """(first key tile of each query tile [Q + 1], keys, depths, slots); see `TilePlan`."""
+    end, keys = _spans(rows)
+    row, depth, span = _seen(rows, end, keys)
+    tile = np.searchsorted(starts, row, side="right") - 1
+    total, deepest = len(rows.offsets) + 1, int(depth.max(initial=0)) + 1
+    key = (tile * deepest + depth) * total + span
+    unique, inverse = np.unique(key, return_inverse=True)
+    level = unique // total  # (tile, depth) as one number
+    new_level = np.concatenate(([True], level[1:] != level[:-1])) if len(level) else np.zeros(0, dtype=bool)
+    first_of_level = np.maximum.accumulate(np.where(new_level, np.arange(len(level)), 0))
+    rank = np.arange(len(level)) - first_of_level
+    slot = rank % slots_per_tile
+    key_tile = np.cumsum(slot == 0) - 1
+    count = int(key_tile[-1]) + 1 if len(key_tile) else 0
+    heads = np.flatnonzero(slot == 0)
+    out_keys = np.full((count, slots_per_tile, SPAN), -1, dtype=np.int64)
+    out_keys[key_tile, slot] = keys[unique % total]
+    slots = np.full((count, tile_rows), -1, dtype=np.int8)
+    slots[key_tile[inverse], row - starts[tile]] = slot[inverse]
+    offsets = np.searchsorted(level[heads] // deepest, np.arange(len(starts) + 1))
+    return offsets, out_keys.reshape(count, -1), level[heads] % deepest * SPAN, slots
+
+
+def plan_tiles(
+    segments: Segments, *, tile_rows: int, block: int, windows: Sequence[int | None], store_rows: Sequence[int] = ()
+) -> TilePlan:
+    """The work list of a pass.
+
+    tile_rows   query rows of a tile (TM)
+    block       keys of a tile (BN), a multiple of SPAN
+    windows     the distinct windows of the layers (None: full)
+    store_rows  per store the key row where its rows begin, behind those of the pass
+    """
+    rows = _rows(segments, store_rows)
+    starts, counts = _tile_starts(rows.trees, tile_rows)
+    offsets, keys, depths, slots = _key_tiles(rows, starts, tile_rows, block // SPAN)
+    return TilePlan(
+        tiles=np.stack((starts, counts, offsets[:-1], offsets[1:]), axis=1).astype(np.int32),
+        ranges={window: _ranges(rows, starts, block, window) for window in set(windows)},
+        keys=np.where(keys < 0, keys[:, :1], keys).astype(np.int32),
+        depths=depths.astype(np.int32),
+        slots=slots,
+        limits=rows.limits.astype(np.int32),
+        positions=rows.positions.astype(np.int32),
+        offsets=rows.offsets.astype(np.int32),
+    )
