@@ -19,7 +19,9 @@ def use_scheme(model: Loadable, scheme: str) -> None:
     for name, module in _modules(model).items():
         if module in modules and isinstance(module, Linear):
             parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, make_linear(scheme, module.weight.shape[1], module.parts))
+            with module.weight.device:
+                linear = make_linear(scheme, module.weight.shape[1], module.parts, module.weight.dtype)
+            setattr(model.get_submodule(parent), own, linear)
 
 
 def set_input_scales(model: Loadable, calibration: Calibration) -> None:
@@ -32,12 +34,22 @@ def set_input_scales(model: Loadable, calibration: Calibration) -> None:
 
 
 def check_input_scales(model: Loadable) -> None:
-    """LoadError where a linear in `fp8s` has no activation scale: neither the checkpoint nor a calibration gave one."""
+    """Called once when weights and scales are in place. LoadError where a linear in `fp8s` cannot be run:
+
+    it has no activation scale, because neither the checkpoint nor a calibration gave one; or, on a GPU, its parts have
+    different ones (`calibrate` gives them the same: they see one input).
+    """
     for name, place in decoder_linears(model).items():
         if isinstance(place.module, Fp8Linear) and place.module.static:
             scale: Tensor = place.module.input_scales[place.part]
             if not torch.isfinite(scale):
                 raise LoadError(f"{name} has no input_scale: fp8s needs a calibrated checkpoint")
+    for name, linear in quant_linears(model).items():
+        if isinstance(linear, Fp8Linear) and linear.static and linear.on_gpu:
+            try:
+                linear.share_input()
+            except ValueError as error:
+                raise LoadError(f"{name} {error}") from None
 
 
 def _modules(model: Loadable) -> dict[str, nn.Module]:

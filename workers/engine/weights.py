@@ -3,7 +3,7 @@
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 """Called with (bytes in place, bytes in all) of the parameters."""
 
+_CPU = torch.device("cpu")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -107,20 +108,36 @@ def stored_linears(model: Loadable, snapshot: Snapshot) -> dict[str, str]:
     return stored
 
 
-def float_blocks(tensor: StoredTensor, scales: Scales | None) -> Blocks:
-    """The tensor's rows as float32, dequantized where it has scales. LoadError for a code that is not a number."""
+def float_blocks(tensor: StoredTensor, scales: Scales | None, device: torch.device = _CPU) -> Blocks:
+    """The tensor's rows as float32 on a device, dequantized where it has scales. LoadError for a code without a value.
+
+    They are computed there, too. A GPU holds the tensor as it is stored for as long as the blocks are asked for: so it
+    is read and moved once.
+    """
+    raw = _kept_blocks(tensor, device) if device != _CPU else tensor.blocks
+    scale = None if scales is None else scales.weight.to(device)
 
     def blocks() -> Iterator[tuple[int, Tensor]]:
-        for first, rows in tensor.blocks() if scales is None else _codes(tensor):
-            yield first, rows.float() if scales is None else unpack(rows, scales.weight)
+        for first, rows in raw() if scale is None else _codes(tensor.name, raw()):
+            yield first, rows.float() if scale is None else unpack(rows, scale)
 
     return blocks
 
 
-def _codes(tensor: StoredTensor) -> Iterator[tuple[int, Tensor]]:
-    for first, codes in tensor.blocks():
+def _kept_blocks(tensor: StoredTensor, device: torch.device) -> Blocks:
+    """The tensor's own blocks, cut from a copy on the device."""
+    kept = torch.empty(tensor.shape, dtype=tensor.torch_dtype, device=device)
+    bounds = []
+    for first, rows in tensor.blocks():
+        kept[first : first + len(rows)] = rows
+        bounds.append((first, first + len(rows)))
+    return lambda: ((first, kept[first:end]) for first, end in bounds)
+
+
+def _codes(name: str, blocks: Iterable[tuple[int, Tensor]]) -> Iterator[tuple[int, Tensor]]:
+    for first, codes in blocks:
         if has_nan(codes):
-            raise LoadError(f"weight {tensor.name} holds a code that is not a number")
+            raise LoadError(f"weight {name} holds a code that is not a number")
         yield first, codes
 
 
@@ -133,18 +150,22 @@ def _put(tensor: StoredTensor, place: Place, scales: Scales | None) -> None:
     if isinstance(place.module, QuantLinear):
         _put_codes(tensor, place.module, place.part, scales)
         return
-    for first, rows in float_blocks(tensor, scales)() if scales is not None else tensor.blocks():
-        place.parameter[place.first_row + first : place.first_row + first + len(rows)] = rows
+    device = place.parameter.device
+    for first, rows in float_blocks(tensor, scales, device)() if scales is not None else tensor.blocks():
+        # moved before it is converted: the device rounds as the CPU does, and faster
+        place.parameter[place.first_row + first : place.first_row + first + len(rows)] = rows.to(device)
 
 
 def _put_codes(tensor: StoredTensor, linear: QuantLinear, part: int, scales: Scales | None) -> None:
     """Codes of the same kind are copied as they are; anything else is quantized from its float32 rows."""
+    device = linear.weight.device
     if scales is not None and isinstance(linear, Fp8Linear):
-        linear.put_stored(part, _codes(tensor), scales.weight)
-        linear.input_scales[part] = scales.input
+        moved = ((first, codes.to(device)) for first, codes in tensor.blocks())
+        linear.put_stored(part, _codes(tensor.name, moved), scales.weight.to(device))
+        linear.input_scales[part] = scales.input.to(device)
         return
     try:
-        linear.put(part, float_blocks(tensor, scales))
+        linear.put(part, float_blocks(tensor, scales, device))
     except ValueError as error:
         raise LoadError(f"weight {tensor.name} {error}") from None
 
@@ -190,6 +211,8 @@ def load_weights(model: Loadable, snapshot_dir: Path, on_progress: Progress | No
             raise LoadError(f"the snapshot lacks {len(missing)} weights: {', '.join(sorted(missing)[:5])}")
         for tensor, original in copies:
             _check_copy(tensor, read[original])
+    for linear in {place.module for place in places.values() if isinstance(place.module, QuantLinear)}:
+        linear.loaded()
     model.loaded()
     for reason, count in reasons.items():
         log.info("%d weights are not read: %s", count, reason)

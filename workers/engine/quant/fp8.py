@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from workers.engine.kernels.encoding import Encoding
 from workers.engine.quant.linear import Blocks, QuantLinear
 from workers.engine.quant.rounding import E4M3, E4M3_MAX, check_finite, scale_for, to_e4m3
 
@@ -21,7 +22,7 @@ def weight_scale(blocks: Blocks) -> Tensor:
     """max|w| / 448 over a tensor, float32 [1]. ValueError where a value is not finite."""
     amax = torch.zeros(1, dtype=torch.float32)
     for _, rows in blocks():
-        amax = torch.maximum(amax, rows.abs().amax())  # maximum keeps a NaN
+        amax = torch.maximum(amax.to(rows.device), rows.abs().amax())  # maximum keeps a NaN
     check_finite(amax)
     return scale_for(amax, E4M3_MAX)
 
@@ -73,14 +74,42 @@ def pack(linear: str, blocks: Blocks, scale_of_input: float) -> Iterator[tuple[s
 
 
 class Fp8Linear(QuantLinear):
-    """e4m3 · e4m3. Static: `input_scales` [parts] float32, one per checkpoint tensor, NaN until set."""
+    """e4m3 · e4m3. Static: `input_scales` [parts] float32, one per checkpoint tensor, NaN until set.
+
+    On a GPU the parts of a weight share one product, so one input, and one scale for it: `shared_scale` [1], once
+    `share_input` has found them equal. Where there are several weight scales they are left `pending`.
+    """
 
     input_scales: Tensor
+    shared_scale: Tensor | None
 
-    def __init__(self, in_features: int, parts: Sequence[int], *, static: bool) -> None:
-        super().__init__(in_features, parts, E4M3)
+    def __init__(self, in_features: int, parts: Sequence[int], dtype: torch.dtype, *, static: bool) -> None:
+        super().__init__(in_features, parts, E4M3, dtype)
         self.static = static
+        self.register_buffer("shared_scale", None)
         self.register_buffer("input_scales", torch.full((len(self.parts),), math.nan, dtype=torch.float32))
+
+    @property
+    def encoding(self) -> Encoding:
+        if not self.on_gpu:
+            return super().encoding
+        if not self.static:
+            return Encoding("fp8_stream", E4M3)
+        assert self.shared_scale is not None
+        return Encoding("fp8_static", E4M3, self.shared_scale)
+
+    def loaded(self) -> None:
+        scales = self.weight_scale[[self.rows_of(part).start for part in range(len(self.parts))]]
+        several = len(scales) > 1
+        self.pending = scales if several else None
+        self.output_scale = torch.ones_like(scales[:1]) if several else scales
+
+    def share_input(self) -> None:
+        """Fix the input's one scale on a GPU. ValueError where the parts of the weight have different ones."""
+        values = self.input_scales.tolist()
+        if len(set(values)) > 1:
+            raise ValueError(f"has the input scales {', '.join(map(str, values))}: on a GPU its parts share one input")
+        self.shared_scale = self.input_scales[:1].clone()
 
     def put(self, part: int, blocks: Blocks) -> None:
         scale = weight_scale(blocks)

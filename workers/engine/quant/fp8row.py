@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from workers.engine.quant.linear import Blocks, QuantLinear
@@ -28,8 +29,10 @@ def unpack(codes: Tensor, scales: Tensor) -> Tensor:
 class Fp8RowLinear(QuantLinear):
     """e4m3 · e4m3, a scale per row on both sides."""
 
-    def __init__(self, in_features: int, parts: Sequence[int]) -> None:
-        super().__init__(in_features, parts, E4M3)
+    kind = "fp8_row"
+
+    def __init__(self, in_features: int, parts: Sequence[int], dtype: torch.dtype) -> None:
+        super().__init__(in_features, parts, E4M3, dtype)
 
     def put(self, part: int, blocks: Blocks) -> None:
         first = self.rows_of(part).start

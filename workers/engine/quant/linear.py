@@ -1,16 +1,18 @@
-"""What the linear layers of all schemes share: rows quantized part by part, and the plain form that runs anywhere."""
+"""What the linear layers of all schemes share: rows quantized part by part, the plain form, and the form on a GPU."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from workers.engine.kernels.linear import linear
+from workers.engine.kernels.encoding import Activation, Encoding, Kind
+from workers.engine.kernels.linear import coded_linear, linear
 from workers.engine.kernels.products import RowRule
 
 Blocks = Callable[[], Iterator[tuple[int, Tensor]]]
-"""(first row, float32 rows [n, K]) of one checkpoint tensor, in order. May be called again."""
+"""(first row, float32 rows [n, K]) of one checkpoint tensor, in order, where the weight lies. May be called again."""
 
 _CHUNK = 1024  # rows of the weight turned to float32 at a time
 
@@ -21,18 +23,38 @@ class QuantLinear(nn.Module, ABC):
     parts         rows of each checkpoint tensor that lies in the weight, top to bottom
     weight        [O, K] codes
     weight_scale  [O] float32: a row is codes · scale. A scheme with one scale per tensor repeats it over its rows
+    dtype         of x on the CPU
+    pending       [parts] float32, what the parts of the result on a GPU still have to be multiplied by; None: nothing
 
-    `forward` is the scheme's definition in float32 on any device: activations are rounded as the scheme rounds them,
-    the product runs over the codes, scales come last. Row-invariant where the scheme is.
+    On the CPU `forward` is the scheme's definition in float32: activations are rounded as the scheme rounds them, the
+    product runs over the codes, scales come last. On a GPU it takes codes, as `encoding` says. Row-invariant where the
+    scheme is.
     """
 
+    kind: ClassVar[Kind]
     weight_scale: Tensor
+    pending: Tensor | None
+    output_scale: Tensor | None
 
-    def __init__(self, in_features: int, parts: Sequence[int], codes: torch.dtype) -> None:
+    def __init__(self, in_features: int, parts: Sequence[int], codes: torch.dtype, dtype: torch.dtype) -> None:
         super().__init__()
-        self.parts = tuple(parts)
+        self.parts, self.dtype = tuple(parts), dtype
         self.weight = nn.Parameter(torch.empty(sum(parts), in_features, dtype=codes), requires_grad=False)
         self.register_buffer("weight_scale", torch.empty(sum(parts), dtype=torch.float32))
+        self.register_buffer("pending", None)
+        self.register_buffer("output_scale", None)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the products run on codes."""
+        return self.weight.is_cuda
+
+    @property
+    def encoding(self) -> Encoding:
+        """How the input is wanted: on the CPU as it is."""
+        if not self.on_gpu:
+            return Encoding("float", self.dtype)
+        return Encoding(self.kind, torch.bfloat16 if self.kind == "float" else self.weight.dtype)
 
     def rows_of(self, part: int) -> slice:
         """Where a part lies in the weight."""
@@ -47,12 +69,20 @@ class QuantLinear(nn.Module, ABC):
     def quantize_input(self, x: Tensor, part: int) -> tuple[Tensor, Tensor]:
         """(x rounded to the scheme's codes, as float32; its scale, [1] or [T, 1]) for the product with one part."""
 
+    def loaded(self) -> None:
+        """Called once when every part is in place: what the products on a GPU multiply by is made here."""
+        self.output_scale = self.weight_scale
+
     def product(self, codes: Tensor, weight: Tensor, rule: RowRule) -> Tensor:
         """codes [T, K] · weight [O', K]ᵀ in float32, weight as codes."""
         return torch.cat([linear(codes, rows.float(), rule) for rows in torch.split(weight, _CHUNK)], dim=1)
 
-    def forward(self, x: Tensor, rule: RowRule) -> Tensor:
-        """x [T, K] → [T, O] in the type of x."""
+    def forward(self, x: Activation, rule: RowRule) -> Tensor:
+        """x [T, K] → [T, O]: on the CPU in the type of x, on a GPU, where x is in its `encoding`, in bf16."""
+        if self.on_gpu:
+            assert self.output_scale is not None
+            return coded_linear(x, self.weight, self.output_scale)
+        assert isinstance(x, Tensor)
         dtype, x, out = x.dtype, x.float(), []
         for part in range(len(self.parts)):
             rows = self.rows_of(part)

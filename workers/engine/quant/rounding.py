@@ -17,7 +17,9 @@ def scale_for(amax: Tensor, largest: float) -> Tensor:
 
     1 where everything is zero, and never below the smallest normal float32: a quotient by a subnormal has no precision.
     """
-    return torch.where(amax == 0, 1.0, (amax / largest).clamp(min=_TINY))
+    # A tensor on the same device: by a plain number, CUDA multiplies with its reciprocal, which rounds otherwise.
+    end = torch.full_like(amax, largest)
+    return torch.where(amax == 0, 1.0, (amax / end).clamp(min=_TINY))
 
 
 def to_e4m3(x: Tensor) -> Tensor:

@@ -1,10 +1,12 @@
 """`w8a16`: int8 weights with one scale per output channel, bf16 activations."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from workers.engine.kernels.encoding import Kind
 from workers.engine.quant.linear import Blocks, QuantLinear
 from workers.engine.quant.rounding import INT8_MAX, check_finite, scale_for, to_int8
 
@@ -29,8 +31,10 @@ def unpack(codes: Tensor, scales: Tensor) -> Tensor:
 class W8A16Linear(QuantLinear):
     """bf16 · int8: every code is a bf16 number, so the product needs no dequantized weight."""
 
-    def __init__(self, in_features: int, parts: Sequence[int]) -> None:
-        super().__init__(in_features, parts, torch.int8)
+    kind: ClassVar[Kind] = "float"
+
+    def __init__(self, in_features: int, parts: Sequence[int], dtype: torch.dtype) -> None:
+        super().__init__(in_features, parts, torch.int8, dtype)
 
     def put(self, part: int, blocks: Blocks) -> None:
         first = self.rows_of(part).start

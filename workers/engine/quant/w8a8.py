@@ -12,6 +12,8 @@ __all__ = ["W8A8Linear", "pack", "row_scales", "unpack"]
 class W8A8Linear(W8A16Linear):
     """int8 · int8, summed exactly."""
 
+    kind = "int8_row"
+
     def quantize_input(self, x: Tensor, part: int) -> tuple[Tensor, Tensor]:
         scales = row_scales(x)
         return to_int8(x / scales).float(), scales
