@@ -25,9 +25,11 @@ _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """cuda: the newest CUDA version that the driver runs, 0 without a driver; status: what its start returned, 0 = fine.
+    """What the driver says of itself and its GPUs.
 
-    capabilities: (major, minor) of every GPU that this process may use.
+    cuda          the newest CUDA version that it runs, (0, 0) without a driver
+    status        what its start returned, 0 = fine
+    capabilities  (major, minor) of every GPU that this process may use
     """
 
     cuda: tuple[int, int] = (0, 0)
@@ -83,10 +85,10 @@ def torch_cuda() -> tuple[int, int] | None:
 
 
 def refusal(device: str, driver: Driver, built_for: tuple[int, int] | None) -> str | None:
-    """Why `device` (cuda:N) cannot be used and no retry helps, in one sentence; None where nothing speaks against it."""
+    """Why `device` (cuda:N) cannot be used and no retry helps, in one sentence; None where that is not so."""
     where, index = f"--device {device}", int(device.partition(":")[2] or 0)
     if built_for is None:
-        return f"{where}: the installed torch is built without CUDA; pip install 'spinf-serve[server]' brings one that is"
+        return f"{where}: the installed torch is built without CUDA: pip install 'spinf-serve[server]'"
     if driver.cuda == (0, 0):
         return f"{where}: no NVIDIA driver is installed here ({LIBRARY} is not found); without a GPU: --device cpu"
     if driver.cuda[0] < built_for[0]:
@@ -95,7 +97,7 @@ def refusal(device: str, driver: Driver, built_for: tuple[int, int] | None) -> s
             f"{built_for[0]}.0; install a newer driver, or the build of torch for CUDA {driver.cuda[0]}"
         )
     if driver.status in _MISMATCHES:
-        return f"{where}: the NVIDIA driver and its library do not match (error {driver.status}): reboot, or reinstall it"
+        return f"{where}: the NVIDIA driver and its library do not match (error {driver.status}): reboot"
     if driver.status in _NO_DEVICE or (not driver.status and not driver.capabilities):
         return f"{where}: the NVIDIA driver shows no GPU to this process; see CUDA_VISIBLE_DEVICES, or --device cpu"
     if driver.status:

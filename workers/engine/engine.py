@@ -1,129 +1,137 @@
 """`ScoringEngine`: plans in, log-probabilities out. One object, no sockets; one thread calls it."""
 
+import contextlib
 import gc
+import itertools
 import logging
-import platform
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from spinf_serve import __version__
 from spinf_serve.config import EngineConfig
 from spinf_serve.plan import F32, Completion, EngineInfo, ScorePlan
-from spinf_serve.protocol.errors import RequestError
-from workers.engine.errors import LoadError
-from workers.engine.fingerprint import cpu_name, fingerprint, score_facts
-from workers.engine.models import GemmaModel, model_config
+from workers.engine.compiles import CompileCounter
+from workers.engine.failures import is_out_of_memory, request_error
+from workers.engine.load import Report, load
+from workers.engine.memory import Memory, forget_frames
 from workers.engine.packing import Share, build_pass
-from workers.engine.runner import Runner, StagedPass
+from workers.engine.pipeline import AnyRunner, InFlight, Pace, launch
 from workers.engine.scheduler import Scheduler
-from workers.engine.selfcheck import verify_invariance
 from workers.engine.stats import EngineStats
 from workers.engine.ticket import Ticket
 from workers.engine.validate import check_plan
-from workers.engine.warmup import warmup_share
-from workers.engine.weights import load_weights
+from workers.engine.warmup import warm_up
 
 log = logging.getLogger(__name__)
 
-_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
-"""Schemes of the CPU → the type of the products. A quantized checkpoint is dequantized to it."""
+POLL_S = 0.0005
+"""Between two looks at a running pass, where its caller wants to be asked for what arrived meanwhile."""
 
-Report = Callable[[str], None]
-"""Called with one line of progress for a person."""
+_Id = int
+"""A plan's own number: a caller's key may come back while a pass still holds the plan that had it before."""
 
 
 class ScoringEngine:
     """Loads a model and scores plans of several requests in shared passes.
 
-    Not thread-safe: one thread calls submit, cancel and step. Internally the next full pass is packed and staged in a
-    thread of the engine's own while the current one runs.
+    Not thread-safe: one thread calls submit, cancel and step. On a device that works beside the host the next pass is
+    queued there before the running one is read, so that it never waits for the host. On the CPU the next full pass is
+    staged in a thread of the engine's own while the current one runs.
     """
 
-    def __init__(self, config: EngineConfig, runner: Runner, info: EngineInfo) -> None:
-        """Use `load`."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: AnyRunner,
+        info: EngineInfo,
+        *,
+        window: int = 0,
+        memory: Memory | None = None,
+        compiles: CompileCounter | None = None,
+    ) -> None:
+        """Use `load`. window: the largest of the model's layers, for the warm-up; memory, compiles: on a GPU."""
         self.config, self.info = config, info
-        self._runner = runner
-        self._scheduler = Scheduler(config.token_budget, config.max_tokens)
-        self._tickets: dict[Hashable, Ticket] = {}
+        self.degraded: str | None = None
+        self._runner, self._window, self._memory, self._compiles = runner, window, memory, compiles
+        self._is_async = hasattr(runner, "launch")
+        self._scheduler = Scheduler(config.token_budget, config.max_tokens, shared=info.batch_invariant)
+        self._numbers = itertools.count()
+        self._ids: dict[Hashable, _Id] = {}
+        self._tickets: dict[_Id, Ticket] = {}
         self._done: list[Completion] = []
         self._stats = EngineStats()
+        self._planned: deque[list[Share]] = deque()  # passes taken from the scheduler that do not run yet
+        self._prepared: Future[Any] | None = None  # the staging of the first of them
         self._preparer = ThreadPoolExecutor(1, thread_name_prefix="prepare-pass")
-        self._next: Future[StagedPass] | None = None
-        self._next_shares: list[Share] = []
+        self._in_flight: deque[InFlight] = deque()
+        self._leaving: set[_Id] = set()  # dropped while a pass in flight holds them
+        self._pace = Pace()
+        self._last_end = 0.0
+        self._one_at_a_time = False  # a pass did not fit behind another
+        self._check_memory = False
 
     @classmethod
     def load(cls, config: EngineConfig, on_progress: Report | None = None) -> "ScoringEngine":
         """Read the snapshot, check the machine, fix the fingerprint. LoadError for what no retry can cure."""
-        started = time.monotonic()
-        scheme = _scheme(config)
-        if config.threads:  # else the library's choice: the cores that the process may use, or OMP_NUM_THREADS
-            torch.set_num_threads(config.threads)
-        model_facts = model_config(Path(config.model.snapshot_dir))
-        model = GemmaModel(model_facts, _DTYPES[scheme])
-        load_weights(model, Path(config.model.snapshot_dir), _percent_reporter(on_progress))
-        rule, invariant = verify_invariance(
-            model.product_shapes(), model_facts.hidden_size, model.head_dims(), _DTYPES[scheme]
+        loaded = load(config, on_progress)
+        return cls(
+            config,
+            loaded.runner,
+            loaded.info,
+            window=loaded.model_config.sliding_window,
+            memory=loaded.memory,
+            compiles=loaded.compiles,
         )
-        facts = score_facts(config.model, scheme, rule)
-        info = EngineInfo(
-            fingerprint=fingerprint(facts),
-            scheme=scheme,
-            batch_invariant=invariant,
-            device_name=cpu_name(),
-            compute_capability=None,
-            token_budget=config.token_budget,
-            max_tokens=config.max_tokens,
-            vocab_size=model_facts.vocab_size,
-            versions=_versions(),
-            load_s=time.monotonic() - started,
-        )
-        log.info("fingerprint %s = %s", info.fingerprint, facts)
-        return cls(config, Runner(model, rule), info)
 
     @property
     def has_work(self) -> bool:
         """Whether `step` would run a pass or hand out completions."""
-        return bool(self._done or self._next is not None or len(self._scheduler))
+        return bool(self._done or self._in_flight or self._planned or len(self._scheduler))
 
     def submit(self, key: Hashable, plan: ScorePlan) -> None:
         """Queue a plan under a key of the caller's, unused so far. RequestError when the plan cannot be run."""
-        if key in self._tickets:
+        if key in self._ids:
             raise ValueError(f"key {key!r} is in use")
         check_plan(plan, self.info.vocab_size, self.config.max_tokens)
-        self._tickets[key] = Ticket(plan)
-        self._scheduler.add(key, plan)
-        if key not in self._scheduler:
-            self._complete(key)
+        number = self._ids[key] = next(self._numbers)
+        self._tickets[number] = Ticket(key, plan)
+        self._scheduler.add(number, plan)
+        if number not in self._scheduler:
+            self._complete(number)
 
     def cancel(self, key: Hashable) -> None:
         """Drop what the plan still has to run, and its result. Unknown and finished keys are no error."""
         self._done = [completion for completion in self._done if completion.key != key]
-        if self._tickets.pop(key, None) is not None:
-            self._drop(key)
+        number = self._ids.pop(key, None)
+        if number is not None:
+            del self._tickets[number]
+            self._drop(number)
 
-    def step(self) -> list[Completion]:
-        """Run at most one pass; returns what is finished since the last call, [] when idle."""
-        staged = self._take_pass()
-        if staged is not None:
-            self._prepare_next()
-            self._run(staged)
+    def step(self, arrivals: Callable[[], None] | None = None) -> list[Completion]:
+        """Run at most one pass to its end; returns what is finished since the last call, [] when idle.
+
+        arrivals: called again and again while a pass runs on a device beside the host; it may submit and cancel, and
+        what it brings goes into the next pass.
+        """
+        if self._in_flight or self._start_next():
+            if self._is_async:
+                self._keep_busy(arrivals)
+            else:
+                self._prepare_next()
+            self._finish(self._in_flight[0])
+        self._settle_memory()
         done, self._done = self._done, []
         return done
 
-    def warm_up(self) -> None:
-        """Run one short pass, unless `config.warmup` is `none`. On the CPU nothing is compiled: `full` asks no more."""
+    def warm_up(self, on_progress: Report | None = None) -> None:
+        """Run the passes that `config.warmup` asks for, so that no request waits for a compilation."""
         started = time.monotonic()
-        if self.config.warmup != "none":
-            self._runner.run(self._runner.stage(build_pass([warmup_share(self.config)])))
-        self.info = replace(self.info, warmup_s=time.monotonic() - started)
+        warm_up(self.config, self._runner, self._window, self._memory, self._compiles, on_progress)
+        compiled = 0 if self._compiles is None else self._compiles.compiled
+        self.info = replace(self.info, warmup_s=time.monotonic() - started, compiles=compiled)
 
     def stats(self) -> dict[str, Any]:
         """Counters since the load, gauges of now, and (tokens, occupancy) of each pass since the last call."""
@@ -136,162 +144,223 @@ class ScoringEngine:
             "requests": len(self._tickets),
             "tokens_waiting": self._scheduler.tokens_waiting,
             "stored_bytes": self._runner.stored_bytes,
+            **({} if self._memory is None else self._memory.figures()),
+            **({} if self._compiles is None else {"late_compiles": self._compiles.late}),
             "pass_samples": self._stats.take_samples(),
         }
 
     def close(self) -> None:
         """Free the model. Plans that still wait are dropped without a completion; may be called twice."""
         self._preparer.shutdown(wait=True, cancel_futures=True)
+        self._read_unseen(list(self._in_flight))
+        self._in_flight.clear()
+        self._planned.clear()
+        self._prepared = None
+        self._ids.clear()
         self._tickets.clear()
         self._done.clear()
         self._runner.close()
         gc.collect()
 
-    def _take_pass(self) -> StagedPass | None:
-        """The prepared pass, or one made now; without the shares of plans that were cancelled or failed meanwhile."""
-        prepared, self._next = self._next, None
-        shares, self._next_shares = self._next_shares, []
-        if prepared is None:
-            shares = self._scheduler.next_pass()
-        live = [share for share in shares if self._is_live(share)]
-        if not live:
-            return self._take_pass() if len(self._scheduler) else None
-        try:
-            if prepared is not None and len(live) == len(shares):
-                return prepared.result()
-            return self._runner.stage(build_pass(live))
-        except Exception as error:
-            self._run_apart(live, error)
-            return None
+    # Passes
 
-    def _is_live(self, share: Share) -> bool:
-        ticket = self._tickets.get(share.key)
-        return ticket is not None and ticket.plan is share.plan
+    def _next_shares(self) -> tuple[list[Share], Any]:
+        """The shares of the next pass, without those of plans that left; and its staging, where it is still good."""
+        prepared, self._prepared = self._prepared, None
+        while True:
+            shares = self._planned.popleft() if self._planned else self._scheduler.next_pass()
+            live = [share for share in shares if share.key in self._tickets]
+            if live or not shares:
+                return live, prepared if len(live) == len(shares) else None
+            prepared = None
+
+    def _start_next(self) -> bool:
+        """Launch a pass while none is in flight. When that fails, find out whose fault it is."""
+        self._one_at_a_time = False
+        shares, prepared = self._next_shares()
+        if not shares:
+            return False
+        try:
+            self._launch(shares, prepared)
+        except Exception as error:
+            self._blame(shares, error)
+            return False
+        return True
+
+    def _start_behind(self) -> None:
+        """Queue a pass behind the running one. When that fails, it gets the device to itself before it is judged."""
+        shares, _ = self._next_shares()
+        if not shares:
+            return
+        try:
+            self._launch(shares, None)
+        except Exception as error:
+            self._raise_if_lost(error)
+            forget_frames(error)
+            self._planned.appendleft(shares)
+            self._one_at_a_time = True
+
+    def _launch(self, shares: list[Share], prepared: Future[Any] | None) -> None:
+        began = time.monotonic()
+        staged = self._runner.stage(build_pass(shares)) if prepared is None else prepared.result()
+        self._in_flight.append(launch(self._runner, staged))
+        self._pace.made_ready(time.monotonic() - began)
+
+    def _keep_busy(self, arrivals: Callable[[], None] | None) -> None:
+        """Until the running pass is done: take what arrives, and queue the next pass in time."""
+        running = self._in_flight[0]
+        while not running.pending.done():
+            if self._may_queue and self._is_due(running, arrivals is not None):
+                self._start_behind()
+            elif arrivals is None:
+                return
+            else:
+                time.sleep(POLL_S)
+            if arrivals is not None:
+                arrivals()
+        if self._may_queue:
+            self._start_behind()  # before the results: the device waits
+
+    @property
+    def _may_queue(self) -> bool:
+        waits = bool(self._planned or len(self._scheduler))
+        return waits and len(self._in_flight) == 1 and not self._one_at_a_time and not self._check_memory
+
+    def _is_due(self, running: InFlight, may_grow: bool) -> bool:
+        """Whether waiting longer is of no use: the next pass is full, nothing can join it, or the running one ends."""
+        if self._planned or not may_grow or self._scheduler.tokens_waiting >= self.config.token_budget:
+            return True
+        elapsed = time.monotonic() - max(running.launched, self._last_end)
+        return self._pace.left(running.tokens, elapsed) <= self._pace.lead
 
     def _prepare_next(self) -> None:
         """Pack and stage the next pass beside the running one, when what waits fills it: it cannot get better."""
-        if self._scheduler.tokens_waiting < self.config.token_budget:
+        if self._planned or self._scheduler.tokens_waiting < self.config.token_budget:
             return
-        self._next_shares = shares = self._scheduler.next_pass()
-        self._next = self._preparer.submit(lambda: self._runner.stage(build_pass(shares)))
+        shares = self._scheduler.next_pass()
+        self._planned.append(shares)
+        self._prepared = self._preparer.submit(lambda: self._runner.stage(build_pass(shares)))
 
-    def _run(self, staged: StagedPass) -> None:
-        """Run a pass and hand out its values; when it raises, find out which plan does."""
-        started = time.monotonic()
+    def _finish(self, running: InFlight) -> None:
+        """Read a pass and hand out its values; when it raises, find out which plan does."""
         try:
-            values = self._runner.run(staged)
+            values = running.pending.wait()
         except Exception as error:
             self._stats.failed_passes += 1
-            self._run_apart(list(staged.packed.shares), error)
+            self._run_again_behind()
+            self._blame(list(running.shares), error)
             return
-        self._finish_pass(staged, values, started, time.monotonic())
+        self._in_flight.popleft()
+        self._hand_out(running, values)
 
-    def _run_apart(self, shares: list[Share], error: Exception) -> None:
+    def _run_again_behind(self) -> None:
+        """A pass failed: those behind it may have read what it was to store, and are staged and run anew."""
+        self._read_unseen(list(self._in_flight)[1:])
+        behind = [list(flight.shares) for flight in self._in_flight][1:]
+        self._in_flight.clear()
+        if self._prepared is not None:
+            wait([self._prepared])
+            self._prepared = None
+        self._planned.extendleft(reversed(behind))
+        self._free_leaving()
+
+    def _read_unseen(self, flights: list[InFlight]) -> None:
+        """Wait for passes whose values nobody wants. One that never ran by itself needs no wait."""
+        for flight in flights if self._is_async else []:
+            with contextlib.suppress(Exception):
+                flight.pending.wait()
+
+    def _blame(self, shares: list[Share], error: Exception) -> None:
         """A pass failed: the plans of a shared one run again each alone, so that only the one at fault fails."""
-        keys = list(dict.fromkeys(share.key for share in shares))
-        if len(keys) == 1:
-            self._fail(keys[0], error)
+        self._raise_if_lost(error)
+        keys = list(dict.fromkeys(share.key for share in shares if share.key in self._tickets))
+        if len(keys) < 2:
+            for key in keys:
+                self._fail(key, error)
             return
         log.warning("a pass of %d requests failed (%s): each is run again alone", len(keys), type(error).__name__)
+        self._give_back(error)
         for key in keys:
             try:
                 staged = self._runner.stage(build_pass([share for share in shares if share.key == key]))
-                started = time.monotonic()
-                values = self._runner.run(staged)
+                running = launch(self._runner, staged)
+                values = running.pending.wait()
             except Exception as own_error:
+                self._raise_if_lost(own_error)
                 self._fail(key, own_error)
             else:
-                self._finish_pass(staged, values, started, time.monotonic())
+                self._hand_out(running, values)
 
-    def _finish_pass(self, staged: StagedPass, values: F32, started: float, ended: float) -> None:
-        packed = staged.packed
-        pass_tokens = len(packed.tokens)
-        self._stats.ran(pass_tokens, staged.padded_tokens, ended - started)
-        tokens: Counter[Hashable] = Counter()
+    def _raise_if_lost(self, error: Exception) -> None:
+        """A device that a fault has stopped cannot be used again by this process: the error ends it."""
+        if self._memory is not None and not self._memory.allocator.works():
+            raise error
+
+    def _hand_out(self, flight: InFlight, values: F32) -> None:
+        packed, pass_tokens = flight.staged.packed, flight.tokens
+        started, ended = max(flight.launched, self._last_end), time.monotonic()
+        self._last_end = ended
+        self._stats.ran(pass_tokens, flight.staged.padded_tokens, ended - started)
+        self._pace.ran(pass_tokens, ended - started)
+        tokens: Counter[_Id] = Counter()
         for i, share in enumerate(packed.shares):
+            ticket = self._tickets.get(share.key)
+            if ticket is None:
+                continue  # it left while the pass ran
             entries = slice(int(packed.share_entries[i]), int(packed.share_entries[i + 1]))
-            self._tickets[share.key].logprobs[packed.targets[entries]] = values[entries]
+            ticket.logprobs[packed.targets[entries]] = values[entries]
             tokens[share.key] += share.piece.tokens
             if share.piece.last == share.plan.job_offsets[share.piece.job + 1]:
                 self._runner.free_job(share.key, share.piece.job)
         for key, count in tokens.items():
             self._tickets[key].ran(started, ended, count, pass_tokens)
-            if key not in self._scheduler and all(share.key != key for share in self._next_shares):
+            if not self._is_waiting(key):
                 self._complete(key)
+        self._free_leaving()
 
-    def _drop(self, key: Hashable) -> None:
-        """Forget what a plan still has to run and free what it holds."""
-        if self._next is not None:
-            wait([self._next])  # it may be making stores for the plan
+    def _is_waiting(self, key: _Id) -> bool:
+        """Whether a pass to come, or one in flight, still holds anything of a plan."""
+        planned = any(share.key == key for shares in self._planned for share in shares)
+        return planned or key in self._scheduler or any(flight.holds(key) for flight in self._in_flight)
+
+    # Ends
+
+    def _drop(self, key: _Id) -> None:
+        """Forget what a plan still has to run and free what it holds, but nothing that a pass in flight may read."""
+        if self._prepared is not None:
+            wait([self._prepared])  # it may be making stores for the plan
         self._scheduler.remove(key)
-        self._runner.free(key)
+        self._leaving.add(key)
+        self._free_leaving()
 
-    def _complete(self, key: Hashable) -> None:
+    def _free_leaving(self) -> None:
+        for key in [key for key in self._leaving if not any(flight.holds(key) for flight in self._in_flight)]:
+            self._leaving.discard(key)
+            self._runner.free(key)
+
+    def _complete(self, key: _Id) -> None:
         ticket = self._tickets.pop(key)
+        self._ids.pop(ticket.key)
         self._runner.free(key)
-        self._done.append(Completion(key, result=ticket.result(self.info.fingerprint)))
+        self._done.append(Completion(ticket.key, result=ticket.result(self.info.fingerprint)))
 
-    def _fail(self, key: Hashable, error: Exception) -> None:
+    def _fail(self, key: _Id, error: Exception) -> None:
         """End one plan with an error; everything that it holds is freed."""
-        self._tickets.pop(key)
+        ticket = self._tickets.pop(key)
+        self._ids.pop(ticket.key)
         self._drop(key)
-        self._done.append(Completion(key, error=_request_error(error)))
+        self._done.append(Completion(ticket.key, error=request_error(error)))
+        self._give_back(error)
 
+    def _give_back(self, error: Exception) -> None:
+        """Free what a failed pass held; where memory was short, see to it that all of it came back."""
+        forget_frames(error)
+        if self._memory is not None and is_out_of_memory(error):
+            self._check_memory = True
+            self._memory.release()
 
-def _request_error(error: Exception) -> RequestError:
-    """What the caller is told: the request is too large for the memory, or an error without its details."""
-    if is_out_of_memory(error):
-        log.error("a request did not fit the memory: %s", error)
-        return RequestError("request_too_large", "the request did not fit the engine's memory")
-    log.error("a request failed in the engine", exc_info=error)
-    return RequestError("engine_error", "the engine failed on this request")
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Python's, CUDA's and the CPU allocator's ways to say that memory is short."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and "allocate memory" in str(error)
-    )
-
-
-def _scheme(config: EngineConfig) -> str:
-    """The scheme that `config.quant` stands for on this device."""
-    if config.device != "cpu":
-        raise LoadError(f"device {config.device!r} is not supported by this version: only cpu is")
-    scheme = "f32" if config.quant == "auto" else config.quant
-    if scheme not in _DTYPES:
-        raise LoadError(f"scheme {scheme!r} is not supported on cpu by this version: only {', '.join(_DTYPES)} are")
-    return scheme
-
-
-def _percent_reporter(report: Report | None) -> Callable[[int, int], None] | None:
-    """Byte counts as lines for a person, one per ten percent."""
-    if report is None:
-        return None
-    last = -1
-
-    def loaded(done: int, total: int) -> None:
-        nonlocal last
-        tenth = 10 * done // total
-        if tenth != last:
-            last = tenth
-            report(f"loading weights: {10 * tenth} % of {total / 1e6:.0f} MB")
-
-    return loaded
-
-
-def _versions() -> dict[str, str | None]:
-    return {
-        "spinf_serve": __version__,
-        "torch": torch.__version__,
-        "cuda": None,
-        "transformers": _installed("transformers"),
-        "python": platform.python_version(),
-    }
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    def _settle_memory(self) -> None:
+        """After a pass that did not fit, once nothing runs: is all of its memory back?"""
+        if self._check_memory and not self._in_flight and self._memory is not None:
+            self._check_memory = False
+            self.degraded = self.degraded or self._memory.leaked(self._runner.stored_bytes)

@@ -4,6 +4,8 @@ A pass has `budget` tokens. Its free tokens are shared equally, oldest request f
 share, because its next piece is larger, is kept for it and adds up from pass to pass. What is left over goes to the
 oldest that can use it. A request whose piece was due but found no room stands first in the next pass, so neither large
 requests starve small ones nor small ones large ones.
+
+Where requests may not share a pass, they take turns.
 """
 
 from collections.abc import Hashable
@@ -22,10 +24,13 @@ class _Waiting:
 
 
 class Scheduler:
-    """The waiting requests in order of arrival. Used by one thread at a time."""
+    """The waiting requests in order of arrival. Used by one thread at a time.
 
-    def __init__(self, budget: int, max_tokens: int) -> None:
-        self.budget, self.max_tokens = budget, max_tokens
+    shared: whether a pass may hold several requests; only on schemes whose scores do not depend on company.
+    """
+
+    def __init__(self, budget: int, max_tokens: int, *, shared: bool = True) -> None:
+        self.budget, self.max_tokens, self.shared = budget, max_tokens, shared
         self._waiting: dict[Hashable, _Waiting] = {}
 
     def add(self, key: Hashable, plan: ScorePlan) -> None:
@@ -54,6 +59,9 @@ class Scheduler:
         order = sorted(self._waiting.values(), key=lambda w: not w.blocked)  # stable: by arrival within each
         if not order:
             return []
+        if not self.shared:
+            order = order[:1]
+            self._waiting[order[0].key] = self._waiting.pop(order[0].key)  # whose turn it was is the last now
         grants = {} if order[0].blocked and self._is_large(order[0]) else self._grants(order)
         shares = [
             Share(waiting.key, waiting.cursor.plan, piece)

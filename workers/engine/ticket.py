@@ -1,6 +1,7 @@
 """What the engine keeps of one submitted plan until its result is handed out."""
 
 import time
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,8 +11,9 @@ from spinf_serve.plan import F32, ScorePlan, ScoreResult
 
 @dataclass(slots=True)
 class Ticket:
-    """Times are monotonic seconds. `logprobs` is NaN where no pass has written yet."""
+    """Times are monotonic seconds. `key` is the caller's. `logprobs` is NaN where no pass has written yet."""
 
+    key: Hashable
     plan: ScorePlan
     logprobs: F32 = field(init=False)
     received: float = field(default_factory=time.monotonic)

@@ -1,37 +1,155 @@
-"""The plan of the warm-up."""
+"""The passes that run before an engine is ready: on a GPU each kind that a request can need, on the CPU a short one.
+
+Kernels are compiled for what the model and the scheme fix, never for how long a pass is. Every *kind* of pass is here
+all the same, so that nothing is left for a request to pay: compilations, the libraries' own first calls, memory.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from spinf_serve.config import EngineConfig
 from spinf_serve.plan import ScorePlan
-from workers.engine.packing import PlanCursor, Share
+from workers.engine.compiles import CompileCounter
+from workers.engine.failures import is_out_of_memory
+from workers.engine.memory import Memory, forget_frames
+from workers.engine.packing import Share, build_pass
+from workers.engine.pipeline import AnyRunner, launch
+from workers.engine.scheduler import Scheduler
 
-_TOKENS = 256
+log = logging.getLogger(__name__)
+
+_SHORT = 256
 _BRANCH = 12  # tokens: a common question's length
+_CONTENT = 512  # tokens: a common content's length
+KEY = "warm-up"
 
 
-def warmup_plan(tokens: int) -> ScorePlan:
-    """One job of `tokens` tokens: half content, half questions of which each last token is read."""
-    content = max(1, tokens // 2)
-    index = np.arange(tokens, dtype=np.int32)
-    parents = index - 1
-    heads = np.arange(content, tokens, _BRANCH)
-    parents[heads] = content - 1
-    reads = np.append(heads[1:], tokens)[: len(heads)] - 1 if len(heads) else np.array([tokens - 1])
+@dataclass(frozen=True, slots=True)
+class WarmupPass:
+    """One plan and the budget by which it is cut into passes. `optional`: it may not fit the memory."""
+
+    name: str
+    plan: ScorePlan
+    budget: int
+    optional: bool = False
+
+
+def warmup_plan(contents: list[int], branches: int, branch: int = _BRANCH) -> ScorePlan:
+    """Jobs of these contents (tokens), each with `branches` questions of `branch` tokens, whose last ones are read.
+
+    Without branches the content's last token is read.
+    """
+    tokens = [content + branches * branch for content in contents]
+    offsets = np.concatenate(([0], np.cumsum(tokens))).astype(np.int64)
+    parents = np.arange(offsets[-1], dtype=np.int32) - 1
+    reads: list[int] = []
+    for start, content in zip(offsets[:-1].tolist(), contents, strict=True):
+        parents[start] = -1
+        heads = start + content + branch * np.arange(branches)
+        parents[heads] = start + content - 1
+        reads += (heads + branch - 1).tolist() if branches else [start + content - 1]
     return ScorePlan(
-        tokens=np.zeros(tokens, dtype=np.int32),
+        tokens=np.zeros(int(offsets[-1]), dtype=np.int32),
         parents=parents,
-        job_offsets=np.array([0, tokens], dtype=np.int64),
-        prefix_lens=np.array([content], dtype=np.int32),
-        read_rows=reads.astype(np.int32),
+        job_offsets=offsets,
+        prefix_lens=np.array(contents, dtype=np.int32),
+        read_rows=np.array(reads, dtype=np.int32),
         col_offsets=np.arange(len(reads) + 1, dtype=np.int64),
         cols=np.zeros(len(reads), dtype=np.int32),
     )
 
 
-def warmup_share(config: EngineConfig) -> Share:
-    """The warm-up's one piece, within the budget."""
-    plan = warmup_plan(min(_TOKENS, config.token_budget))
-    piece = PlanCursor(plan, config.token_budget, config.max_tokens).take(config.token_budget)
-    assert piece is not None
-    return Share("warm-up", plan, piece)
+def short_pass(config: EngineConfig) -> WarmupPass:
+    """Half content, half questions."""
+    tokens = min(_SHORT, config.token_budget)
+    content = max(1, tokens // 2)
+    return WarmupPass("a short pass", warmup_plan([content], (tokens - content) // _BRANCH), config.token_budget)
+
+
+def budget_pass(config: EngineConfig) -> WarmupPass:
+    """Contents and questions of common lengths, as many as the budget holds."""
+    job = _CONTENT + 32 * _BRANCH
+    jobs = config.token_budget // job
+    plan = warmup_plan([_CONTENT] * jobs, 32) if jobs else warmup_plan([config.token_budget], 0)
+    return WarmupPass(f"a pass of {len(plan.tokens)} tokens", plan, config.token_budget)
+
+
+def warmup_passes(config: EngineConfig, window: int) -> list[WarmupPass]:
+    """The list of a GPU for `config.warmup`. The largest runs first, the one most like a request's last.
+
+    window: of the sliding layers, 0 without any
+    """
+    budget, most = config.token_budget, config.max_tokens
+    if config.warmup == "none":
+        return []
+    if config.warmup == "short":
+        return [short_pass(config), budget_pass(config)]
+    over = min(most, window + _CONTENT)
+    split = min(_CONTENT, budget // 2)
+    rows = max(1, min(budget // 2, 4096))
+    return [
+        WarmupPass("one token", warmup_plan([1], 0), budget),
+        short_pass(config),
+        WarmupPass(f"the longest input, {most} tokens", warmup_plan([most - 1], 1, 1), budget, optional=most > budget),
+        WarmupPass("a content over the window", warmup_plan([max(1, over - _BRANCH)], 1), budget),
+        WarmupPass("questions over several passes", warmup_plan([split], 3 * (split // _BRANCH + 1)), 2 * split),
+        WarmupPass("many questions of one token", warmup_plan([1] * 8, rows // 8, 1), budget),
+        budget_pass(config),
+    ]
+
+
+def warm_up(
+    config: EngineConfig,
+    runner: AnyRunner,
+    window: int,
+    memory: Memory | None,
+    compiles: CompileCounter | None,
+    report: Callable[[str], None] | None,
+) -> None:
+    """Run the list; on the CPU, where nothing is compiled, one short pass. What was stored is freed."""
+    if memory is None:
+        passes = [] if config.warmup == "none" else [short_pass(config)]
+    else:
+        passes = warmup_passes(config, window)
+        memory.allocator.reset_peak()
+    for number, one in enumerate(passes, start=1):
+        line = f"warm-up {number} of {len(passes)}: {one.name}"
+        if memory is not None and report is not None:
+            report(line)  # before it runs: what compiles for a minute must be seen to move
+        started = time.monotonic()
+        _run(one, config, runner, memory)
+        counted = "" if compiles is None else f", {compiles.compiled} kernels compiled so far"
+        log.info("%s: %.2f s%s", line, time.monotonic() - started, counted)
+    if memory is not None:
+        memory.warmed_up()
+        log.info("%s", memory.summary())
+    if compiles is not None:
+        compiles.ready()
+
+
+def _run(one: WarmupPass, config: EngineConfig, runner: AnyRunner, memory: Memory | None) -> None:
+    """All passes of one plan. A longest input that does not fit is told of: requests of its size will be refused."""
+    try:
+        for shares in _passes(one, config):
+            launch(runner, runner.stage(build_pass(shares))).pending.wait()
+    except Exception as error:
+        if not (one.optional and memory is not None and is_out_of_memory(error)):
+            raise
+        forget_frames(error)
+        log.warning("%s does not fit the memory: a request of that size will be refused", one.name)
+    finally:
+        runner.free(KEY)
+    if memory is not None and one.optional:
+        memory.release()
+
+
+def _passes(one: WarmupPass, config: EngineConfig) -> Iterator[list[Share]]:
+    """The plan's pieces, pass by pass, as the scheduler would cut them for a request alone."""
+    scheduler = Scheduler(one.budget, config.max_tokens)
+    scheduler.add(KEY, one.plan)
+    while len(scheduler):
+        yield scheduler.next_pass()

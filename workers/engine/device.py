@@ -1,0 +1,170 @@
+"""The GPU at start: is everything there that a pass needs, and which scheme does the checkpoint get on this card.
+
+A refusal that no retry cures is a `LoadError`, one sentence each. What may pass (a driver that is not ready yet, memory
+that another process still holds) is a `RuntimeError`: the supervisor tries again.
+"""
+
+import importlib
+import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from spinf_serve.gpus import Driver, read_driver, refusal
+from workers.engine.errors import LoadError
+
+FP8_CAPABILITY = (8, 9)
+"""The first compute capability with fp8 tensor cores."""
+
+MARGIN = 4 << 30
+"""Bytes beside the weights that the automatic choice keeps for passes: without them bf16 does not count as fitting."""
+
+_GIB = 1 << 30
+_LAUNCHER = "#include <Python.h>\n#include <stdlib.h>\nint main(void) { return 0; }\n"
+_PACKAGES = "gcc, the C library's headers and Python's (Debian: apt-get install gcc libc6-dev python3-dev)"
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One GPU. Bytes of its memory: all, and free at the time of the look."""
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    processors: int
+    total: int
+    free: int
+
+    @property
+    def device(self) -> torch.device:
+        """As torch names it."""
+        return torch.device("cuda", self.index)
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether it multiplies fp8."""
+        return self.capability >= FP8_CAPABILITY
+
+
+def check_driver(device: str, driver: Driver) -> None:
+    """LoadError where no GPU can be used, RuntimeError where the driver is not ready yet."""
+    built = torch.version.cuda
+    version = tuple(map(int, built.split(".")[:2])) if built else None
+    if reason := refusal(device, driver, version):  # type: ignore[arg-type]  # two numbers
+        raise LoadError(reason)
+    if driver.status:
+        raise RuntimeError(f"--device {device}: the NVIDIA driver is not ready (error {driver.status})")
+
+
+def check_compiler() -> None:
+    """LoadError where Triton cannot build its launchers: no Triton, no C compiler, headers missing, cache read-only."""
+    try:
+        importlib.import_module("triton")
+    except ImportError as error:
+        raise LoadError(f"Triton cannot be imported ({error}): pip install 'spinf-serve[server]'") from None
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise LoadError(f"no C compiler is found (gcc, clang, or CC), which Triton needs: install {_PACKAGES}")
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "launcher.c")
+        source.write_text(_LAUNCHER, encoding="utf-8")
+        command = [compiler, str(source), "-shared", "-fPIC", f"-I{_headers()}", "-o", str(Path(folder, "launcher.so"))]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise LoadError(f"the C compiler {compiler} cannot be run ({error}): install {_PACKAGES}") from None
+    if done.returncode:
+        said = next((line.strip() for line in done.stderr.splitlines() if "error" in line), "no reason given")
+        raise LoadError(f"{compiler} cannot compile Triton's launchers ({said[:200]}): install {_PACKAGES}")
+    _check_cache()
+
+
+def _headers() -> str:
+    """Where Triton looks for Python.h."""
+    scheme = sysconfig.get_default_scheme()
+    return sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"]
+
+
+def _check_cache() -> None:
+    """LoadError where compiled kernels cannot be kept; the directory is Triton's own choice."""
+    from triton import knobs
+
+    path = Path(knobs.cache.dir)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        reason = error.strerror or error
+        raise LoadError(f"compiled kernels cannot be kept in {path} ({reason}): set TRITON_CACHE_DIR") from None
+
+
+def open_card(device: str) -> Card:
+    """The card behind `device` (cuda:N), once driver and compiler are checked; torch's default device afterwards."""
+    check_driver(device, read_driver())
+    check_compiler()
+    index = int(device.partition(":")[2] or 0)
+    torch.cuda.set_device(index)  # the context is made here: a card that is held exclusively raises RuntimeError
+    facts = torch.cuda.get_device_properties(index)
+    free, total = torch.cuda.mem_get_info(index)
+    return Card(index, facts.name, (facts.major, facts.minor), facts.multi_processor_count, total, free)
+
+
+def check_fp8(scheme: str, card: Card) -> None:
+    """LoadError for an fp8 scheme on a card that does not multiply fp8."""
+    if scheme.startswith("fp8") and not card.has_fp8:
+        raise LoadError(
+            f"--quant {scheme} needs compute capability 8.9 or newer, and {card.name} has "
+            f"{card.capability[0]}.{card.capability[1]}: leave the scheme to auto, or choose w8a16, w8a8 or bf16"
+        )
+
+
+def choose_scheme(quant: str, card: Card, *, has_scales: bool, bf16_bytes: int) -> str:
+    """The scheme that `quant` stands for on this card.
+
+    auto: fp8s where the snapshot has scales of inputs and the card fp8; else bf16 where the weights (`bf16_bytes`) and
+    4 GiB fit the free memory; else the best of 8 bits.
+    """
+    if quant != "auto":
+        check_fp8(quant, card)
+        if quant == "fp8s" and not has_scales:
+            raise LoadError("--quant fp8s needs a calibrated checkpoint, and this one has no scales of inputs")
+        return quant
+    if has_scales and card.has_fp8:
+        return "fp8s"
+    if bf16_bytes + MARGIN <= card.free:
+        return "bf16"
+    return "fp8row" if card.has_fp8 else "w8a16"
+
+
+def check_memory(card: Card, weights: int, pass_bytes: int) -> None:
+    """Weights and one pass must fit. LoadError: the card is too small; RuntimeError: others hold its memory."""
+    needed = weights + pass_bytes
+    parts = f"{_gib(weights)} for the weights and about {_gib(pass_bytes)} for a pass (see --token-budget, --quant)"
+    if needed > card.total:
+        raise LoadError(f"the model needs {_gib(needed)}, {parts}, and {card.name} has {_gib(card.total)}")
+    if needed > card.free:
+        raise RuntimeError(
+            f"the model needs {_gib(needed)}, {parts}, and only {_gib(card.free)} of {_gib(card.total)} are free on "
+            f"{card.name}: another process holds the rest"
+        )
+
+
+def pass_bytes(rows: int, hidden: int, intermediate: int, head_widths: Sequence[int]) -> int:
+    """A cautious estimate of what a pass of `rows` rows holds at once beside the weights.
+
+    hidden K and intermediate I; head_widths: numbers in a row of q, k and v of each kind of layer. Per row: the
+    residual stream in float32, gate and up and what follows from them in bf16, q, k, v before and after the rotation.
+    """
+    per_row = 4 * hidden + 2 * 2 * hidden + 2 * 3 * intermediate + 2 * 2 * max(head_widths, default=0)
+    return rows * per_row + _GIB // 2  # context, workspaces of the libraries, head
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:.1f} GiB"
