@@ -8,5 +8,5 @@ __all__ = ["embedding"]
 
 
 def embedding(tokens: Tensor, weight: Tensor, scale: float) -> Tensor:
-    """tokens [T] int64, weight [V, K] → weight[tokens] · scale [T, K] float32."""
+    """tokens [T] int64, weight [V, K] → weight[tokens] · scale [T, K] float32, on any device."""
     return cpu.embedding(tokens, weight, scale)

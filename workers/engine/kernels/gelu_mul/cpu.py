@@ -8,6 +8,8 @@ import math
 import torch
 from torch import Tensor
 
+from workers.engine.kernels.encoding import Activation, Encoding
+
 _C1 = -2.0 * math.sqrt(2.0 / math.pi)
 _C3 = _C1 * 0.044715
 _ROWS = 256  # rows at a time: the eight steps over them stay in the cache
@@ -25,3 +27,10 @@ def gelu_mul(gate_up: Tensor) -> Tensor:
         torch.div(gate, work, out=work)
         torch.mul(work, up, out=out)
     return whole
+
+
+def gelu_mul_encode(gate_up: Tensor, encoding: Encoding, pending: Tensor | None) -> Activation:
+    """The kind `float` in the type of `gate_up`, nothing pending; ValueError otherwise."""
+    if encoding.kind != "float" or encoding.dtype != gate_up.dtype or pending is not None:
+        raise ValueError(f"the CPU has no activation of kind {encoding.kind} from {gate_up.dtype} to {encoding.dtype}")
+    return gelu_mul(gate_up)

@@ -36,7 +36,7 @@ class HeadLayout:
 
 
 def rotary_table(positions: Tensor, inv_freq: Tensor) -> tuple[Tensor, Tensor]:
-    """positions [T] int64, inv_freq [D/2] float32 → cos and sin [T, D/2] of position · frequency."""
+    """positions [T] int64, inv_freq [D/2] float32 → cos and sin [T, D/2] of position · frequency, on any device."""
     return cpu.rotary_table(positions, inv_freq)
 
 
@@ -50,12 +50,27 @@ def qkv_norm_rotary(
     eps: float,
     *,
     norm_v: bool = False,
+    pending: Tensor | None = None,
+    extra_rows: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """qkv [T, layout.width] → q [N, T, G, D], k [N, T+1, D], v [N, T+1, D], of its type.
+    """qkv [T, layout.width] → q, k, v of its type, as attention on its device reads them; all are contiguous.
 
-    q and k are normalised over D with the scales [D] and rotated by cos, sin [T, D/2] (the two halves of D form the
-    pairs: the transformers convention). v is the projection as it is, the key's before norm and rotation where they
-    share it; with `norm_v` it is normalised over D without a scale. Head h of the projection is query h % G of
-    key/value head h // G. Row T of k and v is zero: it stands where an attention block has no token.
+                    q               k, v
+        on a GPU    [T, H, D]       [T+E, N, D]    rows T and on (E = `extra_rows`) are left for the caller to fill
+        on the CPU  [N, T, G, D]    [N, T+1, D]    row T is zero: it stands where an attention block has no token
+
+    q and k are normalised over D with the scales [D] float32 and rotated by cos, sin [T, D/2] float32 (the two halves
+    of D form the pairs: the transformers convention). v is the projection as it is, the key's before norm and rotation
+    where they share it; with `norm_v` it is normalised over D without a scale. Head h of the projection is query h % G
+    of key/value head h // G.
+
+    pending: float32, a scale for each of `layout.parts` that the product before left to its reader; None for 1. On the
+    CPU there is none, and no extra row (ValueError).
     """
+    if qkv.device.type == "cuda":
+        from workers.engine.kernels.rotary import kernel
+
+        return kernel.qkv_norm_rotary(qkv, layout, q_scale, k_scale, cos, sin, eps, norm_v, pending, extra_rows)
+    if pending is not None or extra_rows:
+        raise ValueError("on the CPU nothing is pending, and keys have no extra rows")
     return cpu.qkv_norm_rotary(qkv, layout, q_scale, k_scale, cos, sin, eps, norm_v)

@@ -35,7 +35,20 @@ def qkv_norm_rotary(
     q = [rotate(rms_norm(x, q_scale, eps), cos, sin) for x in heads[:h]]
     k = [rotate(rms_norm(x, k_scale, eps), cos, sin) for x in heads[h : h + n]]
     values = heads[h : h + n] if layout.shared_kv else heads[h + n :]
-    v = [rms_norm(x, torch.ones(layout.head_dim), eps) if norm_v else x for x in values]
+    v = [rms_norm(x, torch.ones(layout.head_dim, device=x.device), eps) if norm_v else x for x in values]
     grouped = [torch.stack(q[i * g : (i + 1) * g], dim=1) for i in range(n)]
     zero_row = (0, 0, 0, 1)
     return torch.stack(grouped), pad(torch.stack(k), zero_row), pad(torch.stack(v), zero_row)
+
+
+def rows_of(layout: "HeadLayout", q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What `qkv_norm_rotary` gave, in the layout of GPUs: q [T, H, D], k and v [T, N, D]."""
+    q = q.transpose(0, 1).reshape(q.shape[1], layout.num_heads, layout.head_dim)
+    return q, k[:, :-1].transpose(0, 1), v[:, :-1].transpose(0, 1)
+
+
+def scaled(qkv: Tensor, layout: "HeadLayout", pending: Tensor) -> Tensor:
+    """qkv [T, layout.width] with its parts multiplied by pending [parts]."""
+    return torch.cat(
+        [part * p for part, p in zip(torch.split(qkv, list(layout.parts), dim=1), pending, strict=True)], dim=1
+    )

@@ -1,0 +1,12 @@
+"""The CPU's linears take plain numbers and quantize them themselves."""
+
+from torch import Tensor
+
+from workers.engine.kernels.encoding import Activation, Encoding
+
+
+def encode(y: Tensor, encoding: Encoding) -> Activation:
+    """y [T, K] rounded to the encoding's dtype. ValueError for a kind with codes."""
+    if encoding.kind != "float":
+        raise ValueError(f"the CPU has no encoding of kind {encoding.kind}")
+    return y.to(encoding.dtype)
