@@ -57,6 +57,16 @@ def score_body(jobs: Sequence[Json], *, empty_floor: bool = True) -> Json:
     return {"inputs": inputs, "scoring": {"queries": shared, "empty_floor": empty_floor}}
 
 
+def copies_of(jobs: Sequence[Json], copies: int) -> list[Json]:
+    """The jobs `copies` times over, each text under a headline with its own number: no two of them begin alike."""
+    out = []
+    for number in range(copies * len(jobs)):
+        job = jobs[number % len(jobs)]
+        text = f"{number + 1}. Report of the day\n\n{job['text']}"
+        out.append(job | {"id": f"{job['id']}-{number // len(jobs)}", "text": text})
+    return out
+
+
 def num_questions(jobs: Sequence[Json]) -> int:
     """Cells over all jobs."""
     return sum(len(job["cells"]) for job in jobs)
