@@ -1,9 +1,10 @@
 """Whether a snapshot directory is complete: the files are there, and every shard is as long as its header says."""
 
-import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from spinf_serve.jsonfile import parse
 from spinf_serve.refusal import StartRefused
 
 INDEX = "model.safetensors.index.json"
@@ -36,7 +37,7 @@ def indexed_shards(directory: Path) -> dict[str, Any]:
     """File name → names of the tensors that the index expects in it."""
     path = directory / INDEX
     try:
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = parse(path.read_text(encoding="utf-8"), unique=True)["weight_map"]
         shards: dict[str, Any] = {}
         for tensor, name in weight_map.items():
             if Path(name).name != name:
@@ -52,21 +53,37 @@ def indexed_shards(directory: Path) -> dict[str, Any]:
 def check_shard(path: Path, tensors: list[str] | None = None) -> None:
     """Compare a file's length with its header: 8 bytes of header length, a JSON header, the data it describes."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise SnapshotError(f"incomplete snapshot: {path} is no file")
         size = path.stat().st_size
         with path.open("rb") as file:
             header_len = int.from_bytes(file.read(8), "little")
             if not 2 <= header_len <= min(size - 8, _MAX_HEADER):
                 raise SnapshotError(f"incomplete snapshot: {path} is cut off or not a safetensors file")
-            header = json.loads(file.read(header_len))
+            header = parse(file.read(header_len), unique=True)
         header.pop("__metadata__", None)
-        expected = 8 + header_len + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        offsets = {name: tuple(entry["data_offsets"]) for name, entry in header.items()}
+        expected = 8 + header_len + max((end for _, end in offsets.values()), default=0)
+        astray = first_astray(offsets.items())
     except OSError as error:
         raise SnapshotError(f"incomplete snapshot: {path}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         raise SnapshotError(f"{path} is not a safetensors file: its header cannot be read") from None
     if size != expected:
         raise SnapshotError(f"incomplete snapshot: {path} has {size} bytes, its header says {expected}")
+    if astray is not None:
+        raise SnapshotError(f"{path} is damaged: the data of {astray} do not follow those before them")
     if missing := set(tensors or ()) - header.keys():
         raise SnapshotError(
             f"incomplete snapshot: {path} lacks {min(missing)} and {len(missing) - 1} others of the index"
         )
+
+
+def first_astray(offsets: Iterable[tuple[str, tuple[int, int]]]) -> str | None:
+    """The first tensor whose data (begin, end) do not begin where those before it end: the format has no gaps."""
+    expected = 0
+    for name, (begin, end) in sorted(offsets, key=lambda entry: entry[1]):
+        if begin != expected or end < begin:
+            return name
+        expected = end
+    return None

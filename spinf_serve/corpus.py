@@ -1,12 +1,12 @@
 """Texts to calibrate with, read from JSONL and plain text files, and what they were."""
 
 import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from spinf_serve.jsonfile import parse
 from spinf_serve.refusal import StartRefused
 
 _JSONL = (".jsonl", ".ndjson")
@@ -66,8 +66,8 @@ def _texts(path: Path, raw: bytes, text_field: str) -> list[str]:
 
 def _line_text(line: str, text_field: str, where: str) -> str:
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        value = parse(line)
+    except ValueError as error:
         raise StartRefused(f"{where}: not JSON ({error})") from None
     text = value.get(text_field) if isinstance(value, dict) else value
     if not isinstance(text, str):

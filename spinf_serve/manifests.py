@@ -3,7 +3,6 @@
 `manifests/*.toml` is data: a manifest may describe a model whose family this version does not run yet (`FAMILIES`).
 """
 
-import json
 import os
 import re
 import tomllib
@@ -16,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 import spinf_serve
 from spinf_serve.hub.resolve import head
+from spinf_serve.jsonfile import parse
 from spinf_serve.refusal import StartRefused
 
 MANIFEST_DIRS_ENV = "SPINF_MANIFEST_DIRS"
@@ -297,7 +297,7 @@ def read_model_config(directory: Path) -> dict[str, Any]:
     """config.json of a snapshot. Raises `ManifestError` where there is none, or it is no JSON object."""
     path = directory / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ManifestError(f"no readable config.json in {directory}: {error}") from None
     if not isinstance(config, dict):

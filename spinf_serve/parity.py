@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from spinf_serve.jsonfile import parse
 from spinf_serve.plan import EngineInfo
 from spinf_serve.refusal import StartRefused
 
@@ -70,7 +71,7 @@ def read_fixture(path: Path) -> Fixture:
 
 def _read(path: Path, what: str) -> Json:
     try:
-        value = json.loads(path.read_bytes())
+        value = parse(path.read_bytes())
     except (OSError, ValueError) as error:
         raise StartRefused(f"the {what} {path} cannot be read: {error}") from None
     if not isinstance(value, dict):

@@ -1,6 +1,5 @@
 """Where snapshots of the Hub lie on this machine, and which of them may be served. Reads only; no network."""
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from spinf_serve.completeness import SnapshotError, check_snapshot
+from spinf_serve.jsonfile import parse
 
 CACHE_DIRS_ENV = "SPINF_CACHE_DIRS"
 WANTED = ("*.json", "*.safetensors", "tokenizer*")
@@ -28,7 +28,7 @@ class Found:
 
 def wanted(name: str) -> bool:
     """Whether a file of a repository belongs to its snapshot here."""
-    return "/" not in name and any(fnmatchcase(name, pattern) for pattern in WANTED)
+    return "/" not in name and name.isprintable() and any(fnmatchcase(name, pattern) for pattern in WANTED)
 
 
 def offline() -> bool:
@@ -158,7 +158,7 @@ def check(directory: Path, records: Path, revision: str) -> None:
 def listed_sizes(records: Path, revision: str) -> dict[str, int]:
     """File → bytes of a commit, from the listing that huggingface_hub's and our downloads record; {} without one."""
     try:
-        listing = json.loads((records / "trees" / f"{revision}.json").read_text(encoding="utf-8"))
+        listing = parse((records / "trees" / f"{revision}.json").read_text(encoding="utf-8"))
         if listing["format_version"] != 1:
             return {}
         entries = {name: entry.get("lfs_size") or entry["size"] for name, entry in listing["files"].items()}

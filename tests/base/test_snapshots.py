@@ -100,6 +100,38 @@ def test_a_tensor_of_the_index_that_its_shard_lacks_is_named(sharded: Path) -> N
         check_snapshot(sharded)
 
 
+@pytest.mark.parametrize(
+    "offsets",
+    ['[0, 4]}, "b": {"data_offsets": [0, 4]', '[0, 4]}, "a": {"data_offsets": [0, 4]', "[2, 4]", "5"],
+    ids=["overlap", "a name twice", "gap", "a number"],
+)
+def test_a_shard_whose_tensors_do_not_follow_each_other_is_refused(sharded: Path, offsets: str) -> None:
+    header = f'{{"a": {{"data_offsets": {offsets}}}}}'.encode()
+    shard = sharded / "model-00001-of-00002.safetensors"
+    shard.write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 4)
+    with pytest.raises(SnapshotError, match=r"model-00001.* (is damaged|is not a safetensors file)"):
+        check_snapshot(sharded)
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize("name", ["config.json", INDEX, "model-00001-of-00002.safetensors"])
+def test_what_is_nested_too_deeply_is_refused(sharded: Path, name: str) -> None:
+    length = len(DEEP).to_bytes(8, "little") if name.endswith(".safetensors") else b""
+    (sharded / name).write_bytes(length + DEEP.encode())
+    with pytest.raises(StartRefused, match=name):
+        snapshots.resolve(Catalog.load([]).resolve(str(sharded)))
+
+
+def test_a_pipe_is_not_waited_for(sharded: Path) -> None:
+    shard = sharded / "model-00001-of-00002.safetensors"
+    shard.unlink()
+    os.mkfifo(shard)
+    with pytest.raises(SnapshotError, match="is no file"):
+        check_snapshot(sharded)
+
+
 @pytest.mark.parametrize("index", ["{", "{}", "[]", '{"weight_map": {}}', '{"weight_map": {"w": "../x.safetensors"}}'])
 def test_an_unusable_index_is_refused(sharded: Path, index: str) -> None:
     (sharded / INDEX).write_text(index)

@@ -4,7 +4,6 @@ Format: 8 bytes header length (little endian), a JSON header {name: {dtype, shap
 count from the end of the header.
 """
 
-import json
 import math
 import os
 from collections.abc import Iterator
@@ -17,6 +16,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from spinf_serve.completeness import first_astray
+from spinf_serve.jsonfile import parse
 from workers.engine.errors import LoadError
 
 INDEX = "model.safetensors.index.json"
@@ -111,17 +112,22 @@ class Shard:
         if not 2 <= length <= min(size - 8, _MAX_HEADER):
             raise LoadError(f"{self.path} is cut off or not a safetensors file")
         try:
-            header = json.loads(os.pread(self._fd, length, 8))
+            header = parse(os.pread(self._fd, length, 8), unique=True)
             header.pop("__metadata__", None)
             for name, entry in header.items():
                 yield self._tensor(name, entry, 8 + length, size)
+            astray = first_astray((name, tuple(entry["data_offsets"])) for name, entry in header.items())
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
             raise LoadError(f"{self.path} cannot be read: bad header ({error!r})") from None
+        if astray is not None:
+            raise LoadError(f"{self.path} is damaged: the data of weight {astray} do not follow those before them")
 
     def _tensor(self, name: str, entry: dict[str, Any], data: int, size: int) -> StoredTensor:
         begin, end = entry["data_offsets"]
         shape = tuple(entry["shape"])
-        if not all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end)) or not begin <= end <= size - data:
+        if not isinstance(entry["dtype"], str) or not all(type(n) is int for n in (*shape, begin, end)):
+            raise TypeError(f"weight {name} has an entry of other types")
+        if min(*shape, begin, end) < 0 or not begin <= end <= size - data:
             raise LoadError(f"{self.path} is cut off: weight {name} lies outside the file")
         dtype = DTYPES.get(entry["dtype"])
         if dtype is not None and math.prod(shape) * dtype.itemsize != end - begin:
@@ -189,7 +195,7 @@ def shard_paths(snapshot_dir: Path) -> list[Path]:
         names = ["model.safetensors"]
     else:
         try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            names = sorted(set(parse(index.read_text(encoding="utf-8"))["weight_map"].values()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise LoadError(f"{index} cannot be read: {error!r}") from None
     for name in names:

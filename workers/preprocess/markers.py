@@ -1,10 +1,11 @@
 """Which pieces of a vocabulary user text must never become: special and control tokens, media and turn markers."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from spinf_serve.jsonfile import parse
 
 _RESERVED = re.compile(r"<mask>|\[multimodal\]|<unused\d+>")
 _ID_KEY = re.compile(r"_token_(id|ids|index)$")
@@ -14,7 +15,7 @@ _STRING_KEYS = ("additional_special_tokens", "extra_special_tokens", "model_spec
 def read_json(path: Path) -> dict[str, Any]:
     """The object in `path`, {} where there is no such file. Raises ValueError for a file that is not a JSON object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except ValueError as error:

@@ -63,6 +63,7 @@ def reasons() -> str:
         *((name, True) for name in ("config.json", "a.safetensors", "tokenizer.model", "tokenizer_config.json")),
         *((name, False) for name in ("README.md", "pytorch_model.bin", "original/a.safetensors", "../config.json")),
         *((name, False) for name in ("x/tokenizer.json", "model.gguf", "xtokenizer", "modeling.py", ".gitattributes")),
+        *((name, False) for name in ("a\0.json", "a\n.json", "\ud800.json")),
     ],
 )
 def test_what_belongs_to_a_snapshot(name: str, is_wanted: bool) -> None:
@@ -161,7 +162,9 @@ def test_a_file_of_the_recorded_listing_must_be_there(repository: dict[str, byte
     assert "tokenizer_config.json has" in reasons()
 
 
-@pytest.mark.parametrize("listing", ["", "{", "[]", '{"format_version": 2, "files": {"x.json": {"size": 1}}}', '"x"'])
+@pytest.mark.parametrize(
+    "listing", ["", "{", "[]", "[" * 100_000, '{"format_version": 2, "files": {"x.json": {"size": 1}}}', '"x"']
+)
 def test_an_unreadable_listing_counts_as_none(repository: dict[str, bytes], listing: str) -> None:
     directory = lay_out(hub_cache(), repository)
     record_listing(directory.parents[1], {})

@@ -79,6 +79,16 @@ HEADERS = {
     "beyond the end": b'{"x": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}',
     "backwards": b'{"x": {"dtype": "F32", "shape": [0], "data_offsets": [4, 0]}}',
     "wrong size": b'{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
+    "a shape of no number": b'{"x": {"dtype": "F32", "shape": [true], "data_offsets": [0, 4]}}',
+    "a type of no name": b'{"x": {"dtype": 4, "shape": [1], "data_offsets": [0, 4]}}',
+    "nested too deeply": b"[" * 100_000,
+    "a name twice": b'{"x": {"dtype": "F16", "shape": [1], "data_offsets": [0, 2]}, '
+    b'"x": {"dtype": "F16", "shape": [1], "data_offsets": [2, 4]}}',
+    "overlapping": b'{"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, '
+    b'"y": {"dtype": "F16", "shape": [1], "data_offsets": [2, 4]}}',
+    "one place for two": b'{"x": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, '
+    b'"y": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}',
+    "a gap": b'{"x": {"dtype": "F16", "shape": [1], "data_offsets": [2, 4]}}',
     "text shape": b'{"x": {"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]}}',
 }
 

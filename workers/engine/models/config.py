@@ -1,6 +1,5 @@
 """Reading config.json: typed values with one clear message each, and rotary settings in both spellings."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spinf_serve.jsonfile import parse
 from workers.engine.errors import LoadError
 
 Json = dict[str, Any]
@@ -17,7 +17,7 @@ def read_config(snapshot_dir: Path) -> Json:
     """config.json as a dict; LoadError when it is missing or no JSON object."""
     path = snapshot_dir / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise LoadError(f"{snapshot_dir} has no config.json") from None
     except (OSError, ValueError) as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from spinf_serve.jsonfile import parse
 from workers.engine.errors import LoadError
 from workers.engine.quant.fp8 import input_scale
 
@@ -50,7 +51,7 @@ def read_calibration(path: Path) -> Calibration:
     """Raises LoadError naming the file, and the linear where a scale is unusable."""
     try:
         raw = path.read_bytes()
-        content = json.loads(raw)
+        content = parse(raw)
         if content["format"] != FORMAT:
             raise ValueError(f"format is {content['format']!r}, not {FORMAT!r}")
         entries = content.pop("linears")
