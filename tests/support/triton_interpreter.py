@@ -4,7 +4,7 @@ Seen in Triton 3.6.0; `tests/engine/kernels/test_interpreter.py` fails where one
 
     dot       a bf16 operand is multiplied as the integer that its bits are
     bf16      float32 to bfloat16 cuts the low bits off, where the card rounds to nearest even; back, it
-              loses subnormals
+              loses subnormals; an int8 becomes the number whose bits it is
     e4m3      float32 to fp8e4nv is wrong on some 2 % of values: ties go up, and a carry into the exponent is lost;
               back, NaN becomes 480
     loops     the bound of a loop that was loaded from memory is refused by numpy 2.5
@@ -91,6 +91,8 @@ def _correct_conversions_of(module: Any, method: str) -> None:
         source, target = src.dtype.scalar.name, dst_type.scalar.name
         if (source, target) in {("fp32", name) for name in CORRECTED}:
             return module.TensorHandle(_from_float(src.data, target), dst_type.scalar)
+        if (source, target) == ("int8", "bf16"):
+            return module.TensorHandle(_from_float(src.data, target), dst_type.scalar)
         if (source, target) in {(name, "fp32") for name in CORRECTED}:
             return module.TensorHandle(_to_float(src.data, source), dst_type.scalar)
         return plain(self, src, dst_type, *rest)
@@ -125,14 +127,14 @@ def correct_warnings() -> None:
 
 
 def _from_float(data: Any, name: str) -> Any:
-    """float32 array → the bits of its elements as torch rounds them."""
+    """Array of numbers that float32 holds → the bits of its elements as torch rounds them."""
     torch, (dtype, bits) = importlib.import_module("torch"), CORRECTED[name]
-    values = torch.from_numpy(np.array(data, dtype=np.float32, ndmin=1))
+    values = torch.from_numpy(np.array(data, dtype=np.float32, ndmin=1, order="C"))
     return values.to(getattr(torch, dtype)).view(torch.uint8).numpy().view(bits).reshape(np.shape(data))
 
 
 def _to_float(data: Any, name: str) -> Any:
     """Bits → float32 array."""
     torch, (dtype, bits) = importlib.import_module("torch"), CORRECTED[name]
-    values = torch.from_numpy(np.array(data, dtype=bits, ndmin=1).view(np.uint8))
+    values = torch.from_numpy(np.array(data, dtype=bits, ndmin=1, order="C").view(np.uint8))
     return values.view(getattr(torch, dtype)).float().numpy().reshape(np.shape(data))

@@ -25,7 +25,7 @@ def _cast_kernel(x, y, N: tl.constexpr):
 @triton.jit
 def _dot_kernel(a, b, out, N: tl.constexpr):
     at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
-    tl.store(out + at, tl.dot(tl.load(a + at), tl.load(b + at)))
+    tl.store(out + at, tl.dot(tl.load(a + at), tl.trans(tl.load(b + at))))
 
 
 @triton.jit
@@ -89,6 +89,11 @@ def test_float32_to_bf16_rounds_to_nearest_even() -> None:
     assert same_bits(cast(x, torch.bfloat16), x.bfloat16())
 
 
+def test_int8_to_bf16_keeps_the_number() -> None:
+    x = torch.arange(-128, 128).to(torch.int8)
+    assert same_bits(cast(x, torch.bfloat16), x.bfloat16())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, E4M3], ids=str)
 def test_narrow_types_to_float32(dtype: torch.dtype) -> None:
     """Every value comes out as it is, subnormals and NaN too."""
@@ -101,7 +106,7 @@ def test_dot(dtype: torch.dtype) -> None:
     a, b = torch.randn(2, 16, 16, generator=torch.Generator().manual_seed(0)).to(dtype).unbind(0)
     out = torch.empty(16, 16)
     _dot_kernel[(1,)](a, b, out, 16)
-    torch.testing.assert_close(out, a.float() @ b.float(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(out, a.float() @ b.float().t(), rtol=1e-5, atol=1e-5)
 
 
 def test_overflow_is_no_warning() -> None:
