@@ -64,7 +64,7 @@ class Engine:
         self._preprocessor = Preprocessor(settings.preprocess_config(self.model), tokenizer, shelf)
         self._engine = ScoringEngine.load(settings.engine_config(self.model), on_progress)
         try:
-            self._engine.warm_up()
+            self._engine.warm_up(on_progress)
             self._thread = EngineThread(self._engine)
         except BaseException:
             self._engine.close()

@@ -1,12 +1,13 @@
 """The thread that owns a `ScoringEngine` in one's own process: the counterpart of the engine process's loop.
 
-Only this thread touches the engine. Plans submitted while a pass runs wait in a queue and share the next one.
+Only this thread touches the engine. Plans submitted while a pass runs share the next one.
 """
 
 import itertools
 import logging
 import queue
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -32,8 +33,8 @@ class SteppedEngine(Protocol):
         """Forget a plan; an unknown key is fine."""
         ...
 
-    def step(self) -> list[Completion]:
-        """Run at most one pass and return what it finished."""
+    def step(self, arrivals: Callable[[], None] | None = None) -> list[Completion]:
+        """Run at most one pass and return what it finished; `arrivals` is called while it runs."""
         ...
 
 
@@ -47,6 +48,7 @@ class EngineThread:
         self._lock = threading.Lock()
         self._keys = itertools.count()
         self._refusal = ""  # why nothing more is accepted
+        self._ends = False
         self._thread = threading.Thread(target=self._run, name="spinf-engine", daemon=True)
         self._thread.start()
 
@@ -74,9 +76,11 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            while self._take():
-                for completion in self._engine.step():
+            self._take(block=True)
+            while not self._ends:
+                for completion in self._engine.step(self._take):
                     self._finish(completion)
+                self._take(block=True)
         except Exception:
             log.exception("the engine failed")
             self._refuse("the engine failed and was closed")
@@ -84,16 +88,16 @@ class EngineThread:
             for key in list(self._futures):
                 self._fail(key, RequestError("model_unavailable", self._refusal))
 
-    def _take(self) -> bool:
-        """Hand everything that waits to the engine; block only while there is nothing to run. False = close."""
-        while True:
+    def _take(self, *, block: bool = False) -> None:
+        """Hand what waits to the engine, up to the word to close; may block while there is nothing to run."""
+        while not self._ends:
             try:
-                item = self._inbox.get(block=not self._engine.has_work)
+                item = self._inbox.get(block=block and not self._engine.has_work)
             except queue.Empty:
-                return True
+                return
             if item is None:
-                return False
-            if isinstance(item, int):
+                self._ends = True
+            elif isinstance(item, int):
                 self._engine.cancel(item)
                 self._futures.pop(item, None)
             else:

@@ -31,6 +31,7 @@ from spinf_serve.wire.registry import FOR_SUPERVISOR
 from spinf_serve.wire.supervisor import (
     Beat,
     ChildReady,
+    Degraded,
     DrainRequest,
     EngineStats,
     Fatal,
@@ -222,6 +223,9 @@ class Supervisor:
             case EngineStats():
                 if frontend := self._one("frontend"):
                     frontend.send(message)
+            case Degraded():
+                self._publish(degraded=message.reason)
+                log.error("the engine is degraded", extra=facts(reason=message.reason))
             case DrainRequest():
                 self._publish(draining=message.draining)
                 log.info("draining" if message.draining else "draining ended")
@@ -325,7 +329,8 @@ class Supervisor:
     def _engine_died(self, now: float) -> None:
         phase = "restarting" if self._serving.live else "loading"
         error = "the engine is being restarted" if self._serving.live else None
-        self._publish(phase=phase, error=error, engine_restarts=self._serving.engine_restarts + 1)
+        restarts = self._serving.engine_restarts + 1
+        self._publish(phase=phase, error=error, degraded=None, engine_restarts=restarts)
         self._tell_peers()
         wait_s = self._engine_crashes.crashed(now)
         if wait_s is None:

@@ -16,6 +16,7 @@ class Serving:
     stopping: bool = False  # a signal came: new calls are refused
     live: bool = False  # ready once, and not given up
     error: str | None = None
+    degraded: str | None = None  # why the engine is about to be restarted: new calls are refused
     info: EngineInfo | None = None  # of the last engine that was ready
     revision: str | None = None  # of the weights, once the snapshot is found
     engine_restarts: int = 0

@@ -4,7 +4,7 @@ from typing import Any
 
 from spinf_serve.wire import child, engine, frontend, preprocess, supervisor
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raise it with any change of a message's name, fields or types."""
 
 FOR_SUPERVISOR = (
@@ -14,6 +14,7 @@ FOR_SUPERVISOR = (
     supervisor.Fatal,
     supervisor.Beat,
     supervisor.EngineStats,
+    supervisor.Degraded,
     supervisor.DrainRequest,
     supervisor.InFlight,
 )

@@ -63,6 +63,14 @@ class EngineStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Degraded:
+    """The engine answers what it has and then ends, to be started again; the reason is for people."""
+
+    sender: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class DrainRequest:
     """A trusted caller's POST (True) or DELETE (False) /v0/drain."""
 

@@ -46,7 +46,7 @@ class FakeEngine:
         self.cancelled.append(key)
         self.waiting.pop(key, None)
 
-    def step(self) -> list[Completion]:
+    def step(self, arrivals: Any = None) -> list[Completion]:
         self.threads.add(threading.get_ident())
         done, self.waiting = self.waiting, {}
         if not done:

@@ -196,6 +196,8 @@ METRICS = {
     "spinf_gpu_seconds_total",
     "spinf_tokens_total",
     "spinf_gpu_memory_bytes",
+    "spinf_gpu_memory_part_bytes",
+    "spinf_late_compiles_total",
     "spinf_engine_restarts_total",
     "spinf_workers_lost_total",
     "spinf_results_dropped_total",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from spinf_serve.wire.registry import PROTOCOL_VERSION
 from tests.processes.acts import hold_engine, in_background, wait_in_flight, wait_workers
 from tests.support.plant import light
 from tests.support.server import ServerProcess, body_of, stat_of, wait_for
@@ -63,12 +64,12 @@ def test_engine_that_fails_as_a_whole_is_restarted(tiny_checkpoint: Path, tmp_pa
 import pathlib
 import workers.engine.engine as module
 kept = module.ScoringEngine.step
-def step(self):
+def step(self, arrivals):
     flag = pathlib.Path(FLAG)
     if flag.exists():
         flag.unlink()
         raise RuntimeError("the device is gone")
-    return kept(self)
+    return kept(self, arrivals)
 module.ScoringEngine.step = step
 """.replace("FLAG", repr(str(tmp_path / "flag")))
     env = light(tmp_path / "plant", engine=code)
@@ -83,6 +84,40 @@ module.ScoringEngine.step = step
         assert "the device is gone" in server.log
 
 
+def test_a_degraded_engine_answers_what_it_has_and_is_replaced(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """As after memory that did not come back: not ready and no new calls, those in flight finish, then a new engine."""
+    code = """
+import pathlib, time
+import workers.engine.engine as module
+kept = module.ScoringEngine.step
+def step(self, arrivals):
+    if pathlib.Path(FLAG).exists() and self.has_work:
+        self.degraded = "memory is missing"
+        while pathlib.Path(FLAG).exists():
+            arrivals()
+            time.sleep(0.01)
+            if len(self._plans) == 3:
+                return kept(self, arrivals)
+    return kept(self, arrivals)
+module.ScoringEngine.step = step
+""".replace("FLAG", repr(str(tmp_path / "flag")))
+    env = light(tmp_path / "plant", engine=code)
+    with ServerProcess(tiny_checkpoint, tmp_path, env=env) as server:
+        (tmp_path / "flag").touch()
+        calls = [in_background(lambda: server.post(body_of())) for _ in range(3)]
+        found = wait_for(lambda: body if "degraded" in (body := server.get("/readyz").json()) else None, "degraded")
+        assert found == {"ready": False, "degraded": "memory is missing"}
+        refused = server.post(body_of())
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_unavailable")
+        assert refused.headers["retry-after"]
+        (tmp_path / "flag").unlink()
+        assert [call.result(60).status_code for call in calls] == [200] * 3
+        wait_for(lambda: server.log.count("started engine-") == 2, "the next engine")
+        server.wait_ready()
+        assert server.post(body_of()).status_code == 200
+        assert server.metric("spinf_engine_restarts_total") == 1
+
+
 @pytest.mark.parametrize("role", ["frontend", "preprocess", "engine"])
 def test_another_protocol_version_is_refused(tiny_checkpoint: Path, tmp_path: Path, role: str) -> None:
     """At the handshake, with a clear line and exit code 1."""
@@ -90,7 +125,10 @@ def test_another_protocol_version_is_refused(tiny_checkpoint: Path, tmp_path: Pa
     env = light(tmp_path / "plant", **{role: other})
     with ServerProcess(tiny_checkpoint, tmp_path, ready=False, env=env) as server:
         assert server.wait() == 1
-        assert "speaks wire protocol version 99, this process 1: two versions of spinf-serve" in server.log
+        assert (
+            f"speaks wire protocol version 99, this process {PROTOCOL_VERSION}: two versions of spinf-serve"
+            in server.log
+        )
 
 
 def test_workers_that_never_come_up_end_the_start(tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ EXAMPLES: list[Any] = [
     engine.EngineSetup(EngineConfig(MODEL), "text"),
     engine.CancelJob("preprocess-1", "scr_0"),
     engine.WorkerGone("preprocess-1"),
+    supervisor.Degraded("engine-1", "a leak"),
 ]
 
 
@@ -197,7 +198,9 @@ def test_another_version_is_refused_by_name() -> None:
     frames = repacked(hello, lambda h: h.update(v=PROTOCOL_VERSION + 1, f={"sender": "engine-7", "new": 1}))
     with pytest.raises(VersionMismatch) as refused:
         decode(frames)
-    assert "engine-7 speaks wire protocol version 2, this process 1" in str(refused.value)
+    assert f"engine-7 speaks wire protocol version {PROTOCOL_VERSION + 1}, this process {PROTOCOL_VERSION}" in str(
+        refused.value
+    )
 
 
 def test_messages_for_others_are_refused() -> None:

@@ -19,6 +19,7 @@ class ScoringEngine:
         )
         self._plans: dict[Hashable, ScorePlan] = {}
         self._samples: list[tuple[int, float]] = []
+        self.degraded: str | None = None
 
     @classmethod
     def load(cls, config: EngineConfig, on_progress: Callable[[str], None] | None = None) -> "ScoringEngine":
@@ -26,7 +27,7 @@ class ScoringEngine:
             on_progress("nothing to load")
         return cls(config)
 
-    def warm_up(self) -> None:
+    def warm_up(self, on_progress: Callable[[str], None] | None = None) -> None:
         """Nothing to warm up."""
 
     @property
@@ -39,7 +40,7 @@ class ScoringEngine:
     def cancel(self, key: Hashable) -> None:
         self._plans.pop(key, None)
 
-    def step(self) -> list[Completion]:
+    def step(self, arrivals: Callable[[], None] | None = None) -> list[Completion]:
         if not self._plans:
             return []
         key = next(iter(self._plans))

@@ -15,9 +15,13 @@ def main(member: Member) -> None:
 
     setup = member.set_up(EngineSetup)
     logs.setup("engine", setup.log_format)
+
+    def report(text: str) -> None:
+        member.tell(Progress(member.name, text))
+
     try:
-        engine = ScoringEngine.load(setup.config, on_progress=lambda text: member.tell(Progress(member.name, text)))
-        engine.warm_up()
+        engine = ScoringEngine.load(setup.config, on_progress=report)
+        engine.warm_up(report)
     except (MemoryError, OSError, RuntimeError) as error:
         if isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError | NotImplementedError):
             raise CannotStart(_reason(error)) from error

@@ -363,4 +363,6 @@ class ScoringEngine:
         """After a pass that did not fit, once nothing runs: is all of its memory back?"""
         if self._check_memory and not self._in_flight and self._memory is not None:
             self._check_memory = False
-            self.degraded = self.degraded or self._memory.leaked(self._runner.stored_bytes)
+            if reason := self._memory.leaked(self._runner.stored_bytes):
+                log.error("degraded: %s", reason)
+                self.degraded = reason

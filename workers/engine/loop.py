@@ -19,7 +19,7 @@ from spinf_serve.wire.engine import CancelJob, ScoreJob, WorkerGone
 from spinf_serve.wire.errors import WireError
 from spinf_serve.wire.preprocess import Scored, Unscored
 from spinf_serve.wire.queues import Outbox
-from spinf_serve.wire.supervisor import ChildReady, EngineStats
+from spinf_serve.wire.supervisor import ChildReady, Degraded, EngineStats
 from workers.engine.engine import ScoringEngine
 
 log = logging.getLogger(__name__)
@@ -129,6 +129,7 @@ class EngineLoop:
         self._engine = engine
         self._jobs: dict[Key, ScoreJob] = {}
         self._stats_due: float | None = None
+        self._told_degraded = False
 
     def run(self) -> None:
         """Work until told to stop (raises Stopped)."""
@@ -139,13 +140,21 @@ class EngineLoop:
                 self._take()
                 self._send(self._step())
                 self._send_stats()
+                self._end_if_degraded()
         finally:
             self._post.close()
             self._engine.close()
 
     def _take(self) -> None:
         idle_s = POLL_S if self._stats_due is None else STATS_S
-        for message in self._post.take(0.0 if self._engine.has_work else idle_s):
+        self._handle(self._post.take(0.0 if self._engine.has_work else idle_s))
+
+    def _take_arrivals(self) -> None:
+        """What came while a pass runs: it may still join the next one."""
+        self._handle(self._post.take(0.0))
+
+    def _handle(self, messages: list[Any]) -> None:
+        for message in messages:
             match message:
                 case Stop():
                     raise Stopped
@@ -176,7 +185,7 @@ class EngineLoop:
         if not self._engine.has_work:
             return []
         self._member.progress.enter()
-        completions = self._engine.step()
+        completions = self._engine.step(self._take_arrivals)
         self._member.progress.leave()
         self._stats_due = self._stats_due or time.monotonic()
         return completions
@@ -200,6 +209,16 @@ class EngineLoop:
         numbers = dict(self._engine.stats())
         samples = np.asarray(numbers.pop("pass_samples"), dtype=np.float32).reshape(-1, 2)
         self._post.send("", EngineStats(self._member.name, numbers, samples[:, 0], samples[:, 1]))
+
+    def _end_if_degraded(self) -> None:
+        """Raises RuntimeError once every call is answered: the supervisor starts another engine."""
+        if self._engine.degraded is None:
+            return
+        if not self._told_degraded:
+            self._told_degraded = True
+            self._post.send("", Degraded(self._member.name, self._engine.degraded))
+        if not self._jobs:
+            raise RuntimeError(self._engine.degraded)
 
 
 def _unscored(job: ScoreJob, error: Exception | None) -> Unscored:

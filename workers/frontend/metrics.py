@@ -24,6 +24,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 _TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
 _SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 1.0)
 _COUNTED = ("content", "query", "floor", "packed")
+_MEMORY_PARTS = {"weights": "weights_bytes", "peak": "peak_bytes", "stored": "stored_bytes"}
 
 
 class Metrics:
@@ -46,6 +47,8 @@ class Metrics:
         self._gpu_s = Counter("spinf_gpu_seconds_total", "time in passes, on the CPU too", registry=registry)
         self._tokens = Counter("spinf_tokens_total", "tokens by kind", ["kind"], registry=registry)
         self._gpu_memory = Gauge("spinf_gpu_memory_bytes", "device memory that the engine holds", registry=registry)
+        self._gpu_memory_part = Gauge("spinf_gpu_memory_part_bytes", "parts of it", ["part"], registry=registry)
+        self._late_compiles = Counter("spinf_late_compiles_total", "kernels compiled while serving", registry=registry)
         self._restarts = Counter("spinf_engine_restarts_total", "engines that died", registry=registry)
         self._lost = Counter("spinf_workers_lost_total", "preprocess workers that died", registry=registry)
         self._dropped = Counter("spinf_results_dropped_total", "results without a caller", registry=registry)
@@ -68,6 +71,8 @@ class Metrics:
             self._rejected.labels(code)
         for kind in _COUNTED:
             self._tokens.labels(kind)
+        for part in _MEMORY_PARTS:
+            self._gpu_memory_part.labels(part)
         self._prepare_s.labels("text")
         self._info.labels(__version__, self._model, "", "").set(1)
 
@@ -106,8 +111,12 @@ class Metrics:
         if stats.sender != self._engine:
             self._engine = stats.sender
             self._totals.pop("busy_s", None)
+            self._totals.pop("late_compiles", None)
         self._raise_to(self._gpu_s, "busy_s", float(stats.numbers.get("busy_s", 0.0)))
         self._gpu_memory.set(stats.numbers.get("memory_bytes", 0))
+        for part, number in _MEMORY_PARTS.items():
+            self._gpu_memory_part.labels(part).set(stats.numbers.get(number, 0))
+        self._raise_to(self._late_compiles, "late_compiles", float(stats.numbers.get("late_compiles", 0)))
         for tokens in stats.pass_tokens:
             self._pass_tokens.observe(float(tokens))
         for share in stats.pass_occupancy:

@@ -13,7 +13,7 @@ STOPPING_RETRY_S = 5
 
 def is_ready(serving: Serving) -> bool:
     """Whether traffic should be sent here."""
-    return serving.phase == "ready" and not serving.draining and not serving.stopping
+    return serving.phase == "ready" and not (serving.draining or serving.stopping or serving.degraded)
 
 
 def boot_of(info: EngineInfo) -> dict[str, Any]:
@@ -30,6 +30,8 @@ def readiness(serving: Serving) -> dict[str, Any]:
         body["draining"] = True
     if serving.error is not None:
         body["error"] = serving.error
+    if serving.degraded is not None:
+        body["degraded"] = serving.degraded
     return body
 
 
@@ -48,7 +50,7 @@ def refusal(serving: Serving) -> RequestError | None:
     if serving.stopping:
         return stopping()
     if serving.phase == "ready":
-        return None
+        return None if serving.degraded is None else restarting()
     if serving.phase == "loading":
         return RequestError("warming_up", "the model is being loaded", retry_after=LOADING_RETRY_S)
     return restarting()
