@@ -50,9 +50,13 @@ class Runner:
     def stage(self, packed: PackedPass) -> StagedPass:
         """Index tensors, attention plan, and memory for the contents that the pass is to keep."""
         rows = self.rule.padded(len(packed.tokens))
-        attention = {
-            group: prepare(packed.segments, rows=rows, group=group, windows=windows, rule=self.rule)
-            for group, windows in self.model.windows().items()
+        layouts = self.model.windows()
+        windows: dict[int, set[int | None]] = {}
+        for layout, of_layout in layouts.items():
+            windows.setdefault(layout.group, set()).update(of_layout)
+        plans = {
+            group: prepare(packed.segments, rows=rows, group=group, windows=tuple(of_group), rule=self.rule)
+            for group, of_group in windows.items()
         }
         captures = []
         for content in packed.captures:
@@ -63,7 +67,7 @@ class Runner:
             tokens=_padded(packed.tokens, rows),
             positions=_padded(packed.positions, rows),
             read_rows=_padded(packed.read_rows, self.rule.padded(len(packed.read_rows))),
-            attention=attention,
+            attention={layout: plans[layout.group] for layout in layouts},
             stores=tuple(self.stores[key] for key in packed.stores),
             captures=tuple(captures),
             rule=self.rule,

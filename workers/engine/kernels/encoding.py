@@ -38,6 +38,13 @@ class Codes:
         values = self.values.view(torch.uint8).index_select(0, rows).view(self.values.dtype)
         return Codes(values, self.scale if self.scale.shape[0] == 1 else self.scale.index_select(0, rows))
 
+    def split(self, rows: int) -> list["Codes"]:
+        """Runs of up to `rows` rows, views of it."""
+        parts = torch.split(self.values, rows)
+        if self.scale.shape[0] == 1:
+            return [Codes(part, self.scale) for part in parts]
+        return [Codes(*pair) for pair in zip(parts, torch.split(self.scale, rows), strict=True)]
+
 
 Activation = Tensor | Codes
 """[T, K]: a plain tensor for the kind `float`, codes for the others."""
@@ -46,3 +53,8 @@ Activation = Tensor | Codes
 def select_rows(x: Activation, rows: Tensor) -> Activation:
     """x[rows]."""
     return x.select(rows) if isinstance(x, Codes) else x.index_select(0, rows)
+
+
+def split_rows(x: Activation, rows: int) -> list[Activation]:
+    """x in runs of up to `rows` rows."""
+    return [*x.split(rows)] if isinstance(x, Codes) else [*torch.split(x, rows)]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from workers.engine.kernels.encoding import Activation
 from workers.engine.kernels.rotary import HeadLayout, qkv_norm_rotary
 from workers.engine.kernels.tree_attention import tree_attention
 from workers.engine.layers.forward import Forward
@@ -29,7 +30,7 @@ class AttentionShape:
 
 
 class TreeSelfAttention(nn.Module):
-    """x [T, K] → what the heads read [T, H·D]; `o_proj` is applied by the caller, to the rows it goes on with."""
+    """x [T, K] → what the heads read [T, H·D], as `o_proj` wants it: the caller applies it to the rows that go on."""
 
     q_scale: Tensor
 
@@ -45,20 +46,30 @@ class TreeSelfAttention(nn.Module):
         self.q_norm = RMSNorm(layout.head_dim, shape.eps, shape.norm_offset)
         self.k_norm = RMSNorm(layout.head_dim, shape.eps, shape.norm_offset)
 
+    @property
+    def projection(self) -> Linear:
+        """What makes q, k and, unless it is shared, v."""
+        return self.qk_proj if self.shape.layout.shared_kv else self.qkv_proj
+
     def loaded(self) -> None:
         """Folds the score scale into the q norm: exact where it is a power of two, as for head sizes 16, 64 and 256."""
         self.q_scale = (self.q_norm.offset + self.q_norm.weight) * self.shape.scaling
 
-    def forward(self, x: Tensor, rotary: Rotary, fwd: Forward) -> Tensor:
-        shape, layout = self.shape, self.shape.layout
-        qkv = (self.qk_proj if layout.shared_kv else self.qkv_proj)(x, fwd.rule)
+    def forward(self, x: Activation, rotary: Rotary, fwd: Forward) -> Activation:
+        shape, layout, plan = self.shape, self.shape.layout, fwd.attention[self.shape.layout]
+        projection = self.projection
         q, k, v = qkv_norm_rotary(
-            qkv, layout, self.q_scale, self.k_norm.scale, *rotary, shape.eps, norm_v=shape.value_norm
+            projection(x, fwd.rule),
+            layout,
+            self.q_scale,
+            self.k_norm.scale,
+            *rotary,
+            shape.eps,
+            norm_v=shape.value_norm,
+            pending=projection.pending,
+            extra_rows=plan.extra_rows,
         )
         for capture in fwd.captures:
-            rows = slice(capture.start, capture.start + capture.store.length)
-            kept_k, kept_v = capture.store.layers[self.index]
-            kept_k.copy_(k[:, rows])
-            kept_v.copy_(v[:, rows])
+            capture.store.keep(self.index, k, v, capture.start)
         stores = [store.layers[self.index] for store in fwd.stores]
-        return tree_attention(q, k, v, stores, fwd.attention[layout.group], window=shape.window, rule=fwd.rule)
+        return tree_attention(q, k, v, stores, plan, window=shape.window, rule=fwd.rule, encoding=self.o_proj.encoding)

@@ -6,16 +6,28 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from workers.engine.kernels.products import RowRule
+from workers.engine.kernels.rotary import HeadLayout
 from workers.engine.kernels.tree_attention import AttentionPlan
 
 
 class KVStore:
-    """Keys and values of one content in every layer, kept between passes. layers[i] = (k, v), each [N, length, D]."""
+    """Keys and values of one content in every layer, kept between passes. layers[i] = (k, v).
 
-    def __init__(self, shapes: Sequence[tuple[int, int]], length: int, like: Tensor) -> None:
+    Each is [N, length, D] as the CPU's attention reads it, or [length, N, D] with `rows_first`, as the GPU's does.
+    """
+
+    def __init__(
+        self, shapes: Sequence[tuple[int, int]], length: int, like: Tensor, *, rows_first: bool = False
+    ) -> None:
         """shapes[i] = (N, D) of layer i; `like` gives type and device."""
-        self.length = length
-        self.layers = [(like.new_empty(n, length, d), like.new_empty(n, length, d)) for n, d in shapes]
+        self.length, self.rows_first = length, rows_first
+        sizes = [(length, n, d) if rows_first else (n, length, d) for n, d in shapes]
+        self.layers = [(like.new_empty(size), like.new_empty(size)) for size in sizes]
+
+    def keep(self, layer: int, k: Tensor, v: Tensor, start: int) -> None:
+        """Copy the content's rows, from `start` on, out of a pass's k and v."""
+        for kept, source in zip(self.layers[layer], (k, v), strict=True):
+            kept.copy_(source.narrow(0 if self.rows_first else 1, start, self.length))
 
     @property
     def num_bytes(self) -> int:
@@ -35,13 +47,13 @@ class Capture:
 class Forward:
     """tokens, positions [T] int64, padding at the end (id 0, position 0); read_rows [R] int64, a padded row count.
 
-    attention: a plan for each G (query heads on one key/value head) among the layers.
+    attention: a plan for each layout of heads among the layers.
     """
 
     tokens: Tensor
     positions: Tensor
     read_rows: Tensor
-    attention: Mapping[int, AttentionPlan]
+    attention: Mapping[HeadLayout, AttentionPlan]
     stores: tuple[KVStore, ...]
     captures: tuple[Capture, ...]
     rule: RowRule

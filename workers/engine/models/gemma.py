@@ -5,21 +5,27 @@ The reference is transformers 5.17.0, `models/gemma3/modeling_gemma3.py`, `model
 """
 
 from collections.abc import Iterator
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from workers.engine.kernels.embedding import embedding
-from workers.engine.kernels.gelu_mul import gelu_mul
+from workers.engine.kernels.encoding import Activation, Encoding, select_rows, split_rows
+from workers.engine.kernels.gelu_mul import gelu_mul_encode
 from workers.engine.kernels.lm_head import lm_head_logprobs
 from workers.engine.kernels.products import RowRule
-from workers.engine.kernels.rotary import rotary_table
+from workers.engine.kernels.rms_norm import norm_encode, residual_norm
+from workers.engine.kernels.rotary import HeadLayout, rotary_table
 from workers.engine.layers.attention import AttentionShape, Rotary, TreeSelfAttention
 from workers.engine.layers.forward import Forward
 from workers.engine.layers.linear import Linear
 from workers.engine.layers.norm import RMSNorm
 from workers.engine.models.gemma_config import GemmaConfig
+
+MLP_ROWS = 16_384
+"""Rows that the MLP takes at a time: bounds its memory in a pass of one long content."""
 
 
 class GemmaMLP(nn.Module):
@@ -31,8 +37,16 @@ class GemmaMLP(nn.Module):
         self.gate_up_proj = Linear(config.hidden_size, inner, inner, dtype=dtype)
         self.down_proj = Linear(inner, config.hidden_size, dtype=dtype)
 
-    def forward(self, x: Tensor, rule: RowRule) -> Tensor:
-        return self.down_proj(gelu_mul(self.gate_up_proj(x, rule)), rule)  # type: ignore[no-any-return]
+    def forward(self, x: Activation, rule: RowRule) -> Tensor:
+        if self.down_proj.encoding.kind == "fp8_stream":  # one scale for all rows
+            return self._rows(x, rule)
+        parts = split_rows(x, MLP_ROWS)
+        return self._rows(x, rule) if len(parts) == 1 else torch.cat([self._rows(part, rule) for part in parts])
+
+    def _rows(self, x: Activation, rule: RowRule) -> Tensor:
+        gate_up = self.gate_up_proj(x, rule)
+        inner = gelu_mul_encode(gate_up, self.down_proj.encoding, self.gate_up_proj.pending)
+        return self.down_proj(inner, rule)  # type: ignore[no-any-return]
 
 
 class GemmaLayer(nn.Module):
@@ -55,16 +69,50 @@ class GemmaLayer(nn.Module):
         self.post_feedforward_layernorm = RMSNorm(hidden, eps, offset)
         self.layer_scalar = nn.Parameter(torch.empty(1), requires_grad=False) if config.layer_scalars else None
 
-    def forward(self, x: Tensor, rotary: Rotary, fwd: Forward, rows: Tensor | None) -> Tensor:
-        """x [T, K] → [T, K], or [R, K] when only `rows` go on: the last layer's other rows serve as keys alone."""
-        attended = self.self_attn(self.input_layernorm(x), rotary, fwd)
+    @property
+    def input_encoding(self) -> Encoding:
+        """How the layer wants its normalised input."""
+        return self.self_attn.projection.encoding
+
+    def forward(
+        self, x: Tensor, normed: Activation, following: "Following", rotary: Rotary, fwd: Forward, rows: Tensor | None
+    ) -> tuple[Tensor, Activation]:
+        """x [T, K] and its input norm → x and the norm that follows, [T, K] each.
+
+        With `rows` [R, K] each: only they go on, and the last layer's other rows serve as keys alone. x is overwritten.
+        """
+        attended = self.self_attn(normed, rotary, fwd)
         if rows is not None:
-            x, attended = x.index_select(0, rows), attended.index_select(0, rows)
+            x, attended = x.index_select(0, rows), select_rows(attended, rows)
         attended = self.self_attn.o_proj(attended, fwd.rule)
-        x = x + self.post_attention_layernorm(attended)
-        inner = self.mlp(self.pre_feedforward_layernorm(x), fwd.rule)
-        x.add_(self.post_feedforward_layernorm(inner))
-        return x if self.layer_scalar is None else x.mul_(self.layer_scalar)
+        inner = residual_norm(
+            x,
+            attended,
+            self.post_attention_layernorm.scale,
+            None,
+            self.pre_feedforward_layernorm.scale,
+            self.pre_feedforward_layernorm.eps,
+            self.mlp.gate_up_proj.encoding,
+        )
+        inner = self.mlp(inner, fwd.rule)
+        normed = residual_norm(
+            x,
+            inner,
+            self.post_feedforward_layernorm.scale,
+            self.layer_scalar,
+            following.norm.scale,
+            following.norm.eps,
+            following.encoding,
+        )
+        return x, normed
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """The norm behind a layer: the next layer's input norm, or the model's last; and what reads its result."""
+
+    norm: RMSNorm
+    encoding: Encoding
 
 
 class GemmaBody(nn.Module):
@@ -85,10 +133,16 @@ class GemmaBody(nn.Module):
             kind: rotary_table(fwd.positions, config.rotary[kind].inv_freq(layout.head_dim))
             for kind, layout in config.layouts.items()
         }
-        last = len(self.layers) - 1
-        for i, layer in enumerate(self.layers):
-            x = layer(x, tables[config.layer_types[i]], fwd, fwd.read_rows if i == last else None)
-        return self.norm(x)  # type: ignore[no-any-return]
+        layers = cast(list[GemmaLayer], list(self.layers))
+        following = [Following(layer.input_layernorm, layer.input_encoding) for layer in layers]
+        following.append(Following(self.norm, Encoding("float", torch.float32)))
+        first = following[0]
+        normed = norm_encode(x, first.norm.scale, first.norm.eps, first.encoding)
+        for i, layer in enumerate(layers):
+            rows = fwd.read_rows if i == len(layers) - 1 else None
+            x, normed = layer(x, normed, following[i + 1], tables[config.layer_types[i]], fwd, rows)
+        assert isinstance(normed, Tensor)
+        return normed
 
 
 class Embedding(nn.Module):
@@ -167,12 +221,12 @@ class GemmaModel(nn.Module):
         """D of every layer."""
         return {layout.head_dim for layout in self.config.layouts.values()}
 
-    def windows(self) -> dict[int, tuple[int | None, ...]]:
-        """G (query heads on one key/value head) → the distinct windows of the layers that have it."""
-        found: dict[int, set[int | None]] = {}
+    def windows(self) -> dict[HeadLayout, tuple[int | None, ...]]:
+        """Each layout of heads → the distinct windows of the layers that have it."""
+        found: dict[HeadLayout, set[int | None]] = {}
         for i in range(len(self.config.layer_types)):
-            found.setdefault(self.config.layout(i).group, set()).add(self.config.window(i))
-        return {group: tuple(windows) for group, windows in found.items()}
+            found.setdefault(self.config.layout(i), set()).add(self.config.window(i))
+        return {layout: tuple(windows) for layout, windows in found.items()}
 
     def product_shapes(self) -> Iterator[tuple[int, int]]:
         """(K, O) of every distinct linear product, the head left out: it runs in chunks of its own."""

@@ -6,21 +6,27 @@ cut into segments, and whether a segment lies in this pass or in a store.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from workers.engine.kernels.encoding import Activation, Encoding
 from workers.engine.kernels.products import RowRule
 from workers.engine.kernels.tree_attention import cpu
 from workers.engine.kernels.tree_attention.segments import Segments
 
+if TYPE_CHECKING:
+    from workers.engine.kernels.tree_attention.kernel import DevicePlan
+
 __all__ = ["AttentionPlan", "Segments", "prepare", "tree_attention"]
 
-AttentionPlan = cpu.AttentionPlan
+type AttentionPlan = cpu.AttentionPlan | DevicePlan
+"""Of the CPU: made by `prepare`. Of a GPU: made by `kernel.stage` and `kernel.on_device`."""
 
 
 def prepare(
     segments: Segments, *, rows: int, group: int, windows: Sequence[int | None], rule: RowRule
-) -> AttentionPlan:
+) -> cpu.AttentionPlan:
     """Everything that the layers of one pass share: which rows run together, over which keys, under which mask.
 
     rows     rows of the pass (T)
@@ -39,14 +45,24 @@ def tree_attention(
     *,
     window: int | None,
     rule: RowRule,
-) -> Tensor:
-    """softmax(q · kᵀ) · v along each row's path → [T, H·D], heads in the order of the projection.
+    encoding: Encoding | None = None,
+) -> Activation:
+    """softmax(q · kᵀ) · v along each row's path → [T, H·D], heads as in the projection, as `encoding` wants it.
 
-    q       [N, T, G, D], already scaled
-    k, v    [N, T+1, D], row T zero
-    stores  this layer's (k, v) of each store that the plan's segments name, [N, L, D] each
-            q, k, v and the stores are of one type, and so is the result; sums and softmax are float32
+    On the CPU: q [N, T, G, D], already scaled; k, v [N, T+1, D], row T zero; of each store [N, L, D]. The result has
+    their type.
+    On a GPU: q [T, H, D]; k, v [T+E, N, D], of which the last E = plan.extra_rows are filled here from the stores; of
+    each store [L, N, D].
+    stores  this layer's (k, v) of each store that the plan's segments name
+            q, k, v and the stores are of one type; sums and softmax are float32
     window  a row at position p sees the positions over p - window; None: all up to p
     Rows that belong to no segment (padding) get zeros.
     """
+    if q.is_cuda:
+        from workers.engine.kernels.tree_attention import kernel  # needs Triton
+
+        assert isinstance(plan, kernel.DevicePlan)
+        assert encoding is not None
+        return kernel.tree_attention(q, k, v, stores, plan, window=window, encoding=encoding)
+    assert isinstance(plan, cpu.AttentionPlan)
     return cpu.tree_attention(q, k, v, stores, plan, window=window, rule=rule)

@@ -54,6 +54,8 @@ class AttentionPlan:
     """What the layers of one pass share."""
 
     groups: tuple[StagedGroup, ...]
+    extra_rows: int = 0
+    """Key rows behind the pass's: none, stores are read in place."""
 
 
 def _hidden(positions: Tensor, columns: Tensor, window: int | None) -> Tensor:

@@ -55,10 +55,10 @@ BITS = {"attention_span": SPAN, "attention_block": 64, "attention_block_wide_hea
 
 @triton.jit
 def _step(
-    q, m, l, acc, visible, p_k, p_v, scale,
-    MASKED: tl.constexpr,
+    q, m, total, acc, visible, p_k, p_v, scale,
+    MASKED: tl.constexpr, SPANS: tl.constexpr,
 ):  # fmt: skip
-    """One key tile: q [BM, BD], p_k and p_v pointers [BN, BD] → the next (m, l, acc). m is unscaled."""
+    """One key tile: q [BM, BD], p_k and p_v pointers [BN, BD] → the next (m, total, acc). m is unscaled."""
     k = tl.load(p_k)
     s = tl.dot(q, tl.trans(k))
     if MASKED:
@@ -69,10 +69,15 @@ def _step(
     # Spelled as one fused operation: left to the compiler, it might fuse in one of the loops and not in another.
     p = tl.exp2(tl.fma(s, scale, -(safe * scale)[:, None]))
     fade = tl.exp2((m - safe) * scale)
-    l = l * fade + tl.sum(p, 1)
+    if SPANS > 1:  # noqa: SIM108 - a choice of the compiler's
+        # All but one of the spans are zero: their sum has the same bits in whichever slot it stands.
+        added = tl.sum(tl.sum(tl.reshape(p, [p.shape[0], SPANS, p.shape[1] // SPANS]), 2), 1)
+    else:
+        added = tl.sum(p, 1)
+    total = total * fade + added
     v = tl.load(p_v)
     acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None])
-    return top, l, acc
+    return top, total, acc
 
 
 @triton.jit(do_not_specialize=["window"])
@@ -116,31 +121,31 @@ def _tree_attention_kernel(
     p_v += i_n * D
 
     m = tl.full([BM], float("-inf"), tl.float32)
-    l = tl.zeros([BM], tl.float32)
+    total = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BD], tl.float32)
     final = tl.max(limit, 0) - 1  # no key beyond it is read: it would be another tree's
     for block in tl.range(block_first, full_first, num_stages=STAGES):
         o_p = block * BN + o_n
         visible = (o_p[None, :] < limit[:, None]) & (o_p[None, :] > (position - window)[:, None])
         o_kv = (base + tl.minimum(o_p, final))[:, None] * (N * D) + o_key[None, :]
-        m, l, acc = _step(q, m, l, acc, visible, p_k + o_kv, p_v + o_kv, scale, True)
+        m, total, acc = _step(q, m, total, acc, visible, p_k + o_kv, p_v + o_kv, scale, True, 1)
     for block in tl.range(full_first, full_last, num_stages=STAGES):
         o_kv = (base + block * BN + o_n)[:, None] * (N * D) + o_key[None, :]
-        m, l, acc = _step(q, m, l, acc, live, p_k + o_kv, p_v + o_kv, scale, False)
+        m, total, acc = _step(q, m, total, acc, live, p_k + o_kv, p_v + o_kv, scale, False, 1)
     for block in tl.range(full_last, block_last, num_stages=STAGES):
         o_p = block * BN + o_n
         visible = (o_p[None, :] < limit[:, None]) & (o_p[None, :] > (position - window)[:, None])
         o_kv = (base + tl.minimum(o_p, final))[:, None] * (N * D) + o_key[None, :]
-        m, l, acc = _step(q, m, l, acc, visible, p_k + o_kv, p_v + o_kv, scale, True)
+        m, total, acc = _step(q, m, total, acc, visible, p_k + o_kv, p_v + o_kv, scale, True, 1)
     for i_key in tl.range(key_first, key_last, num_stages=STAGES):
         slot = tl.load(p_slots + i_key * TM + token).to(tl.int32)
         o_branch = tl.load(p_depths + i_key) + o_n % STEP
         visible = (slot[:, None] == (o_n // STEP)[None, :]) & (o_branch[None, :] <= offset[:, None])
         visible = visible & (o_branch[None, :] > (offset - window)[:, None])
         o_kv = tl.load(p_keys + i_key * BN + o_n).to(tl.int64)[:, None] * (N * D) + o_key[None, :]
-        m, l, acc = _step(q, m, l, acc, visible, p_k + o_kv, p_v + o_kv, scale, True)
+        m, total, acc = _step(q, m, total, acc, visible, p_k + o_kv, p_v + o_kv, scale, True, BN // STEP)
 
-    out = acc / l[:, None]
+    out = acc / total[:, None]
     o_out = at[:, None] + o_d[None, :]
     keep = live[:, None] & (o_d < D)[None, :]
     if FP8:
@@ -247,7 +252,7 @@ def tree_attention(
     if plan.rows < t:
         out[plan.rows :].view(torch.uint8).zero_()
     shape = plan.shape
-    assert q.is_contiguous() and k.is_contiguous() and v.is_contiguous() and k.shape == v.shape
+    assert all(x.is_contiguous() for x in (q, k, v))
     arrays = [plan.arrays[name] for name in _ARRAYS]
     _tree_attention_kernel[(arrays[0].shape[0], n)](
         q, k, v, out, encoding.scale if static else q,

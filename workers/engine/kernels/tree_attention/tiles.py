@@ -1,9 +1,9 @@
 """The work list of the attention kernel: which rows make a query tile, and which keys each tile reads in which order.
 
 No torch. A row's keys are reduced in an order that its own path sets: first the content's positions in blocks of BN,
-then its branch in spans of `SPAN` positions counted from where the branch leaves the content, span by span. A tile holds
-consecutive rows of one tree, so all share the content. The spans of a tile's rows stand side by side in key tiles of
-BN / SPAN slots, only spans of one depth in one key tile: a row sees one slot of it at most, and what it does not see
+then its branch in spans of `SPAN` positions counted from where the branch leaves the content, span by span. A tile
+holds consecutive rows of one tree, so all share the content. The spans of a tile's rows stand side by side in key tiles
+of BN / SPAN slots, only spans of one depth in one key tile: a row sees one slot of it at most, and what it does not see
 weighs exactly nothing, so neither the slot nor the company of other branches touches its bits.
 """
 

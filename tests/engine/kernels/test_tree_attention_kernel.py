@@ -1,0 +1,159 @@
+"""The attention kernel, interpreted: against the row-by-row reference, what it may not see, and its work list.
+
+That a row keeps its bits in any company is shown on the card (tests/gpu): numpy sums in orders of its own.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.engine.test_tree_attention import Case, Rows, make_case, make_segments, random_forest
+from tests.support.attention import Heads, attend
+from tests.support.triton_interpreter import has_device
+from workers.engine.kernels.encoding import Codes, Encoding
+from workers.engine.kernels.tree_attention import reference
+from workers.engine.kernels.tree_attention.segments import chains, cut
+from workers.engine.kernels.tree_attention.tiles import SPAN, TilePlan, plan_tiles
+
+BOUND = 2e-5  # float32 sums of some 300 products and exponentials of values up to 5
+interpreted = pytest.mark.skipif(has_device(), reason="tests/gpu covers the compiled kernel")
+
+
+def heads(case: Case) -> Heads:
+    """The case in the kernel's layout."""
+    n, t, g, d = case.q.shape
+    stores = [(k.transpose(0, 1).contiguous(), v.transpose(0, 1).contiguous()) for k, v in case.stores]
+    q = case.q.permute(1, 0, 2, 3).reshape(t, n * g, d).contiguous()
+    return Heads(q, *(a[:, :t].transpose(0, 1).contiguous() for a in (case.k, case.v)), stores)
+
+
+def run(case: Case, window: int | None) -> Tensor:
+    out = attend(case.segments, heads(case), window)
+    assert isinstance(out, Tensor)
+    return out
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+def branches(content: int, lengths: list[int], at: int = 0) -> Rows:
+    """A content of some rows, from row `at` on, with branches of these lengths."""
+    rows: Rows = [(0, at, content, -1)]
+    row = at + content
+    for length in lengths:
+        rows.append((0, row, length, 0))
+        row += length
+    return rows
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "d", "window", "stored"),
+    [(2, 2, 16, None, False), (1, 4, 48, 16, True), (1, 3, 32, 100, False), (1, 1, 16, None, True)],
+)
+def test_random_forests(kv_heads: int, group: int, d: int, window: int | None, stored: bool) -> None:
+    case = make_case(random_forest(group, trees=2, stored=stored), kv_heads=kv_heads, group=group, d=d)
+    expected = reference.tree_attention(case.q, case.k, case.v, case.stores, case.segments, window=window)
+    out = run(case, window)
+    assert out.isfinite().all()  # stores' rows and fresh memory hold NaN
+    assert float((out - expected).abs().max()) < BOUND
+
+
+@interpreted
+def test_wide_heads_take_smaller_key_tiles() -> None:
+    case = make_case(branches(40, [20, 7]), kv_heads=1, group=16, d=512)
+    expected = reference.tree_attention(case.q, case.k, case.v, case.stores, case.segments, window=None)
+    assert float((run(case, None) - expected).abs().max()) < 2 * BOUND  # sums over twice the width
+
+
+@interpreted
+def test_codes_are_the_rounded_result() -> None:
+    case = make_case(random_forest(7, trees=2))
+    scale = torch.tensor([0.03125])
+    codes = attend(case.segments, heads(case), None, encoding=Encoding("fp8_static", torch.float8_e4m3fn, scale))
+    assert isinstance(codes, Codes)
+    expected = (run(case, None) / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    assert same_bits(codes.values, expected)
+
+
+@interpreted
+def test_a_stored_content_gives_the_bits_of_one_in_the_pass() -> None:
+    together = make_case(branches(70, [12, 5, 30]), d=16)
+    x = heads(together)
+    expected = attend(together.segments, x, 64)[70:117]
+    rows: Rows = [(1, 0, 70, -1), (0, 0, 12, 0), (0, 12, 5, 0), (0, 17, 30, 0)]
+    stored = Heads(x.q[70:118].contiguous(), x.k[70:118].contiguous(), x.v[70:118].contiguous(), [(x.k[:70], x.v[:70])])
+    out = attend(make_segments(rows), stored, 64)
+    assert isinstance(out, Tensor)
+    assert same_bits(out[:47], expected)
+
+
+@interpreted
+def test_another_tree_full_of_nan_touches_nothing() -> None:
+    rows = branches(30, [6, 7])
+    alone = make_case(rows, d=16)
+    x = heads(alone)
+    expected = attend(alone.segments, x, None)[:43]
+    both = make_segments([*rows, (0, 43, 20, -1), (0, 63, 5, 3)])
+    packed = Heads(*(torch.full((80, *a.shape[1:]), float("nan")) for a in (x.q, x.k, x.v)))
+    for whole, part in zip((packed.q, packed.k, packed.v), (x.q, x.k, x.v), strict=True):
+        whole[:43] = part[:43]
+    out = attend(both, packed, None)
+    assert isinstance(out, Tensor)
+    assert same_bits(out[:43], expected)
+
+
+def seen_keys(plan: TilePlan, block: int, window: int | None) -> dict[int, list[tuple[int, int]]]:
+    """Per row the (path position, key row) that the kernel sees, in its order."""
+    out: dict[int, list[tuple[int, int]]] = {}
+    for (first, count, low, high), bounds in zip(plan.tiles.tolist(), plan.ranges[window].tolist(), strict=True):
+        begin, full_first, full_last, end, base = bounds
+        for row in range(first, first + count):
+            limit, position, offset = (int(a[row]) for a in (plan.limits, plan.positions, plan.offsets))
+            blind = -1 if window is None else position - window
+            keys = [p for p in range(begin * block, end * block) if blind < p < limit]
+            whole = set(range(full_first * block, full_last * block))
+            assert whole <= set(keys), "a block that is taken unmasked is not seen wholly"
+            out[row] = [(p, base + p) for p in keys]
+            for tile in range(low, high):
+                for column in range(block):
+                    at = int(plan.depths[tile]) + column % SPAN
+                    if plan.slots[tile, row - first] == column // SPAN and at <= offset and limit + at > blind:
+                        out[row].append((limit + at, int(plan.keys[tile, column])))
+    return out
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_the_work_list_is_each_row_s_path_in_order(seed: int, stored: bool) -> None:
+    rows = random_forest(seed, stored=stored)
+    segments = make_segments(rows)
+    used = max((start + length for source, start, length, _ in rows if source == 0), default=0)
+    lengths = [max((s + n for source, s, n, _ in rows if source == i), default=0) for i in range(1, 4)]
+    store_rows = np.cumsum([used, *lengths]).tolist()
+    tile_rows, block = [(64, 64), (4, 32), (7, 16)][seed % 3]
+    plan = plan_tiles(segments, tile_rows=tile_rows, block=block, windows=(None, 16, 100), store_rows=store_rows)
+    for window in (None, 16, 100):
+        seen = seen_keys(plan, block, window)
+        for chain in chains(segments):
+            for i in range(chain.rows):
+                end = chain.position + i + 1
+                first = 0 if window is None else max(0, end - window)
+                pieces = cut(chain.path, first, end)
+                keys = [a + j + (store_rows[s - 1] if s else 0) for s, a, n in pieces for j in range(n)]
+                assert seen.pop(chain.start + i) == [*zip(range(first, end), keys, strict=True)]
+        assert not seen
+
+
+def test_spans_of_one_row_never_share_a_key_tile() -> None:
+    """Two of them in one tile would share its maximum, and their bits would depend on how spans were laid out."""
+    plan = plan_tiles(make_segments(branches(20, [50, 3, 40, 33])), tile_rows=8, block=64, windows=(None,))
+    assert len(plan.depths) > len(plan.tiles)
+    for low, high in pairwise(np.append(plan.tiles[:, 2], plan.tiles[-1, 3]).tolist()):
+        depths = plan.depths[low:high].tolist()
+        assert depths == sorted(depths)
+    assert (plan.depths % SPAN == 0).all()

@@ -1,0 +1,143 @@
+"""Stages packed passes and runs them on a GPU. Staging may happen in another thread than launching."""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from spinf_serve.plan import F32
+from workers.engine.kernels.products import RowRule
+from workers.engine.kernels.rotary import HeadLayout
+from workers.engine.kernels.tree_attention.kernel import HostPlan, on_device, stage
+from workers.engine.layers.forward import Capture, Forward, KVStore
+from workers.engine.models import GemmaModel
+from workers.engine.packing import PackedPass
+from workers.engine.runner import StoreKey
+from workers.engine.staging import DeviceBuffer, HostBuffer, Slot
+
+
+@dataclass(frozen=True, slots=True)
+class CudaStagedPass:
+    """A pass whose arrays lie in pinned memory: T rows, padding included."""
+
+    packed: PackedPass
+    padded_tokens: int
+    host: Tensor
+    slots: Mapping[str, Slot]
+    attention: Mapping[HeadLayout, HostPlan]
+    stores: tuple[KVStore, ...]
+    captures: tuple[Capture, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CudaPendingPass:
+    """A launched pass: its values arrive in pinned memory. `held` is read by the device until they have."""
+
+    values: Tensor
+    event: torch.cuda.Event
+    held: CudaStagedPass
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> F32:
+        """log P of every entry [C]."""
+        self.event.synchronize()
+        out: F32 = self.values.numpy()
+        return out
+
+
+class CudaRunner:
+    """The model and the stored contents of unfinished jobs, on one GPU."""
+
+    def __init__(self, model: GemmaModel, rule: RowRule) -> None:
+        self.model, self.rule = model, rule
+        self.device = model.head_weight.device
+        self.stores: dict[StoreKey, KVStore] = {}
+
+    def stage(self, packed: PackedPass) -> CudaStagedPass:
+        """Index arrays and attention plans in pinned memory, and device memory for the contents that are kept."""
+        rows = self.rule.padded(len(packed.tokens))
+        buffer = HostBuffer()
+        stores = tuple(self.stores[key] for key in packed.stores)
+        attention = {
+            layout: stage(
+                packed.segments,
+                buffer,
+                rows=rows,
+                group=layout.group,
+                head_dim=layout.head_dim,
+                windows=windows,
+                store_lengths=[store.length for store in stores],
+            )
+            for layout, windows in self.model.windows().items()
+        }
+        arrays = {
+            "tokens": _padded(packed.tokens, rows),
+            "positions": _padded(packed.positions, rows),
+            "read_rows": packed.read_rows,
+            "entry_rows": packed.entry_rows,
+            "entry_cols": packed.entry_cols.astype(np.int64),
+        }
+        slots = {name: buffer.add(array) for name, array in arrays.items()}
+        captures = []
+        for content in packed.captures:
+            store = KVStore(self.model.kv_shapes(), content.length, self.model.head_weight, rows_first=True)
+            self.stores[content.key, content.job] = store
+            captures.append(Capture(store, content.start))
+        host = buffer.pack(pinned=True)
+        return CudaStagedPass(packed, rows, host, slots, attention, stores, tuple(captures))
+
+    @torch.inference_mode()
+    def launch(self, staged: CudaStagedPass) -> CudaPendingPass:
+        """Queue the pass on the device's stream and return: passes run in the order of their launch."""
+        buffer = DeviceBuffer(staged.host, self.device)
+        arrays = {name: buffer.get(slot) for name, slot in staged.slots.items()}
+        forward = Forward(
+            tokens=arrays["tokens"],
+            positions=arrays["positions"],
+            read_rows=arrays["read_rows"],
+            attention={layout: on_device(plan, buffer) for layout, plan in staged.attention.items()},
+            stores=staged.stores,
+            captures=staged.captures,
+            rule=self.rule,
+        )
+        values = self.model.logprobs(forward, arrays["entry_rows"], arrays["entry_cols"])
+        out = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        out.copy_(values, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return CudaPendingPass(out, event, staged)
+
+    def run(self, staged: CudaStagedPass) -> F32:
+        """One forward pass → log P of every entry [C]."""
+        return self.launch(staged).wait()
+
+    def free(self, key: Hashable) -> None:
+        """Drop every stored content of a request."""
+        for store in [store for store in self.stores if store[0] == key]:
+            del self.stores[store]
+
+    def free_job(self, key: Hashable, job: int) -> None:
+        """Drop one job's content, if it is stored."""
+        self.stores.pop((key, job), None)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all stored contents."""
+        return sum(store.num_bytes for store in self.stores.values())
+
+    def close(self) -> None:
+        """Drop the stores and the model's tensors."""
+        self.stores.clear()
+        self.model.to_empty(device="meta")
+
+
+def _padded(values: np.ndarray, rows: int) -> np.ndarray:
+    """values [n] → int64 [rows], zeros at the end."""
+    out = np.zeros(rows, dtype=np.int64)
+    out[: len(values)] = values
+    return out
