@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from spinf_serve import gpus
 from spinf_serve.cli import app, options
 from spinf_serve.protocol.ids import new_request_id
 from spinf_serve.settings import SETTINGS, Settings
@@ -155,9 +156,22 @@ def test_a_secret_is_never_printed(started: list[Settings]) -> None:
                 assert "hidden" not in result.output
 
 
-def test_the_default_model_says_why_it_does_not_start() -> None:
-    result = invoke("serve")
-    assert "--device cuda:0: not available yet; available: cpu" in result.stderr
+@pytest.mark.parametrize("command", [["serve"], ["score", "-"]], ids=lambda command: command[0])
+def test_a_machine_without_a_gpu_says_so_at_once(
+    started: list[Settings], monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setattr(gpus, "ask_driver", lambda: gpus.Driver())
+    result = invoke(*command)
+    assert result.exit_code == 1
+    assert "--device cuda:0: no NVIDIA driver is installed here" in result.stderr
+    assert "--device cpu" in result.stderr
+    assert not started
+
+
+def test_a_gpu_is_no_reason_to_refuse(started: list[Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "ask_driver", lambda: gpus.Driver((13, 0), 0, ((9, 0),)))
+    assert invoke("serve").exit_code == 5
+    assert started[0].device == "cuda:0"
 
 
 def test_a_model_of_a_family_to_come_says_why_it_does_not_start() -> None:

@@ -287,10 +287,9 @@ def test_settings_cannot_be_changed() -> None:
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        ({}, "--device cuda:0: not available yet"),
         ({"model": "spinf/qwen3.8-27b-int4", "device": "cpu"}, "qwen35 is not supported yet"),
-        ({"model": "demo"}, "--device cpu"),
-        ({"model": "demo", "device": "cuda:3"}, "--device cuda:3: not available yet"),
+        ({"model": "demo", "quant": "fp8s"}, "not available on cuda:0; available: bf16 (or auto)"),
+        ({"quant": "f32"}, "available: fp8s, fp8, fp8row, w8a16, w8a8, bf16 (or auto)"),
         ({"model": "demo", "device": "cpu", "quant": "fp8s"}, "available: f32, bf16"),
         ({"device": "cpu", "quant": "fp8s"}, "available: f32, bf16"),
     ],
@@ -298,6 +297,12 @@ def test_settings_cannot_be_changed() -> None:
 def test_what_cannot_be_started_says_why(flags: dict[str, str], reason: str) -> None:
     (message,) = Settings.load(flags).refusals()
     assert reason in message
+
+
+@pytest.mark.parametrize("quant", ["auto", "fp8s", "fp8", "fp8row", "w8a16", "w8a8", "bf16"])
+def test_gemma_on_a_gpu_can_be_started(quant: str) -> None:
+    assert Settings.load({"quant": quant}).refusals() == []
+    assert Settings.load({"model": "spinf-31b", "device": "cuda:7", "quant": quant}).refusals() == []
 
 
 @pytest.mark.parametrize("model", ["demo", "spinf-12b", "spinf-31b"])
