@@ -5,7 +5,7 @@ from typing import Any
 
 
 def parse(text: str | bytes, *, unique: bool = False) -> Any:
-    """The value. ValueError for what is no JSON, or nested too deeply; with `unique` also for a key that is given twice."""
+    """The value. ValueError for what is no JSON or nested too deeply; with `unique` also for a key given twice."""
     try:
         return json.loads(text, object_pairs_hook=_unique if unique else None)
     except RecursionError:

@@ -115,6 +115,8 @@ VARIANTS: dict[str, tuple[Json, str]] = {
     "other layers' settings": ({"per_layer_config": {"1": {"intermediate_size": 64}}}, "intermediate_size is not"),
     "skipped parts": ({"per_layer_config": {"1": {"skip": ["mlp"]}}}, "skip is not supported"),
     "no such layer": ({"per_layer_config": {"4": {"head_dim": 16}}}, r"per_layer_config\.4"),
+    "layer of many digits": ({"per_layer_config": {"9" * 5000: {"head_dim": 16}}}, "per_layer_config"),
+    "rope no object": ({"rope_parameters": [[]]}, "rope_parameters must be an object"),
     "negative layer": ({"per_layer_config": {"-1": {"head_dim": 16}}}, r"per_layer_config\.-1"),
     "per layer no object": ({"per_layer_config": [1]}, "per_layer_config"),
     "uneven layers": ({"per_layer_config": {"1": {"head_dim": 16}}}, "other heads than the full_attention layers"),

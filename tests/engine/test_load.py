@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from spinf_serve.refusal import StartRefused
 from tests.engine.support import engine_config, make_plan, random_jobs, score
+from workers.engine import load
 from workers.engine.engine import ScoringEngine
 from workers.engine.errors import LoadError
 from workers.engine.models import GemmaConfig, GemmaModel, model_config
@@ -139,6 +140,14 @@ BAD_CONFIGS: dict[str, Json] = {
     "no model type": {"model_type": None},
     "text size": {"hidden_size": "64"},
     "zero size": {"num_hidden_layers": 0},
+    "huge size": {"vocab_size": 2**40},
+    "huge number": {"rms_norm_eps": 10**400},
+    "many layers": {"num_hidden_layers": 10**9, "layer_types": None},
+    "layers of no name": {"layer_types": [["x"]] * 3},
+    "rope as a number": {"rope_parameters": 5},
+    "rope of a layer type as a list": {"rope_parameters": {FULL: [1]}},
+    "rope type as a list": {"rope_parameters": {FULL: {"rope_type": [[]]}}},
+    "older rope as text": {"rope_scaling": "linear"},
     "epsilon": {"rms_norm_eps": 0},
     "heads": {"num_attention_heads": 3},
     "window": {"sliding_window": None},
@@ -150,6 +159,33 @@ BAD_CONFIGS: dict[str, Json] = {
 def test_config_faults(snapshot: Path, name: str) -> None:
     edit_config(snapshot, lambda c: c | BAD_CONFIGS[name])
     with pytest.raises(LoadError, match=r"config\.json"):
+        ScoringEngine.load(engine_config(snapshot))
+
+
+SIZES = {
+    "vocab_size": "embed_tokens",
+    "hidden_size": "embed_tokens",
+    "intermediate_size": "mlp",
+    "num_attention_heads": "self_attn",
+    "head_dim": "self_attn",
+}
+
+
+@pytest.mark.parametrize("key", SIZES)
+def test_no_memory_is_taken_for_other_sizes_than_the_weights(
+    snapshot: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """A config.json of a larger model is a refusal that names a weight, not a machine without memory."""
+    edit_config(snapshot, lambda c: c | {key: 2**20})
+    monkeypatch.setattr(load, "GemmaModel", lambda *_: pytest.fail("the model was allocated"))
+    with pytest.raises(LoadError, match=rf"{SIZES[key]}.* has shape .* by config\.json"):
+        ScoringEngine.load(engine_config(snapshot))
+
+
+def test_no_memory_is_taken_for_layers_that_are_not_there(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    edit_config(snapshot, lambda c: c | {"num_hidden_layers": 900, "layer_types": [FULL] * 900})
+    monkeypatch.setattr(load, "GemmaModel", lambda *_: pytest.fail("the model was allocated"))
+    with pytest.raises(LoadError, match=r"the snapshot lacks .* weights"):
         ScoringEngine.load(engine_config(snapshot))
 
 

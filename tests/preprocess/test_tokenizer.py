@@ -359,6 +359,11 @@ def test_a_vocabulary_larger_than_the_model_is_refused(edited: Callable[..., Pat
         ContentTokenizer.load(edited(config=lambda config: config.update(vocab_size=700)))
 
 
+@pytest.mark.parametrize("change", [{"vocab_size": "800"}, {"vocab_size": [1]}, {"vocab_size": None, "text_config": 3}])
+def test_a_vocabulary_of_no_size_is_left_to_the_engine(edited: Callable[..., Path], change: dict[str, Any]) -> None:
+    ContentTokenizer.load(edited(config=lambda config: config.update(change)))
+
+
 def test_it_needs_only_the_tokenizer_file(tiny_checkpoint: Path, tmp_path: Path) -> None:
     shutil.copy(tiny_checkpoint / "tokenizer.json", tmp_path)
     assert ContentTokenizer.load(tmp_path).bos_id == 2

@@ -11,10 +11,13 @@ from spinf_serve.plan import ScorePlan
 from workers.engine.errors import LoadError
 from workers.engine.kernels.products import RowRule
 from workers.engine.models import GemmaModel, model_config
+from workers.engine.models.config import read_config
 from workers.engine.packing import PlanCursor, Share, build_pass
 from workers.engine.quant import QuantLinear
+from workers.engine.quant.compressed_tensors import Fp8Static
 from workers.engine.runner import Runner
 from workers.engine.schemes import quant_linears, use_scheme
+from workers.engine.sizes import check_sizes
 from workers.engine.weights import Progress, decoder_linears, load_weights
 
 
@@ -39,7 +42,11 @@ class Calibrator:
 
     def __init__(self, snapshot_dir: Path, on_progress: Progress | None = None) -> None:
         """Loads the snapshot. LoadError for one that cannot be served."""
-        self._model = GemmaModel(model_config(snapshot_dir))
+        if Fp8Static.from_json(read_config(snapshot_dir)) is not None:
+            raise LoadError(f"{snapshot_dir} is quantized already: calibrate the checkpoint in full precision")
+        config = model_config(snapshot_dir)
+        check_sizes(config, snapshot_dir)
+        self._model = GemmaModel(config)
         use_scheme(self._model, "fp8")
         load_weights(self._model, snapshot_dir, on_progress)
         places = decoder_linears(self._model)

@@ -35,6 +35,7 @@ from workers.engine.quant.compressed_tensors import Fp8Static
 from workers.engine.runner import Runner
 from workers.engine.schemes import check_input_scales, set_input_scales, use_scheme
 from workers.engine.selfcheck import verify_invariance
+from workers.engine.sizes import check_sizes
 from workers.engine.weights import load_weights
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ def _load_cpu(config: EngineConfig, report: Report | None) -> Loaded:
     if config.threads:  # else the library's choice: the cores that the process may use, or OMP_NUM_THREADS
         torch.set_num_threads(config.threads)
     facts = model_config(Path(config.model.snapshot_dir))
+    check_sizes(facts, Path(config.model.snapshot_dir))
     dtype = CPU_DTYPES[scheme]
     model = GemmaModel(facts, dtype)
     load_weights(model, Path(config.model.snapshot_dir), percent_reporter(report))
@@ -96,6 +98,7 @@ def _load_cuda(config: EngineConfig, report: Report | None) -> Loaded:
     started = time.monotonic()
     directory = Path(config.model.snapshot_dir)
     facts = model_config(directory)
+    check_sizes(facts, directory)
     card = open_card(config.device)
     compiles = CompileCounter()
     compiles.listen()

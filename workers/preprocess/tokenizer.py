@@ -121,8 +121,9 @@ def _forbidden(snapshot_dir: Path, source: Tokenizer, vocab: Mapping[str, int]) 
     added = source.get_added_tokens_decoder()
     ids = forbidden_ids(snapshot_dir, vocab, {index for index, token in added.items() if token.special})
     config = read_json(snapshot_dir / "config.json")
-    rows = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
-    if not rows:
+    text = config.get("text_config")
+    rows = config.get("vocab_size") or (text.get("vocab_size") if isinstance(text, dict) else None)
+    if not isinstance(rows, int) or not rows:  # of another kind: the engine refuses it
         return ids
     outside = {index for index in vocab.values() if index >= rows}
     if outside - set(added):

@@ -1,5 +1,6 @@
 """Reading config.json: typed values with one clear message each, and rotary settings in both spellings."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,19 +28,32 @@ def read_config(snapshot_dir: Path) -> Json:
     return config
 
 
-def integer(config: Json, key: str, default: int | None = None) -> int:
-    """A positive integer; the default where the key is absent."""
+_LARGEST_SIZE = 1 << 20
+"""No model has a wider row or a larger vocabulary; products of three sizes stay below 2^63."""
+
+
+def integer(config: Json, key: str, default: int | None = None, *, largest: int = _LARGEST_SIZE) -> int:
+    """A positive integer up to `largest`; the default where the key is absent."""
     value = config.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise LoadError(f"config.json: {key} must be a positive integer, not {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
+        raise LoadError(f"config.json: {key} must be a positive integer up to {largest}, not {_shown(value)}")
     return value
+
+
+_LARGEST_NUMBER = sys.float_info.max
+
+
+def _shown(value: Any) -> str:
+    """A value in a message, which nobody reads to the end of a long one."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def number(config: Json, key: str, default: float | None = None) -> float:
     """A positive finite number; the default where the key is absent."""
     value = config.get(key, default)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-        raise LoadError(f"config.json: {key} must be a positive number, not {value!r}")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= _LARGEST_NUMBER:
+        raise LoadError(f"config.json: {key} must be a positive number, not {_shown(value)}")
     return float(value)
 
 
@@ -79,9 +93,9 @@ class RotarySettings:
         cls, name: str, settings: Json, theta: float | None, kinds: tuple[str, ...] = ("default", "linear")
     ) -> "RotarySettings":
         """From one layer type's entry of a supported kind; `theta` stands where the entry names no base."""
-        named = {settings[key] for key in ("rope_type", "type") if key in settings} or {"default"}
-        kind = named.pop()
-        if named:
+        named = [settings[key] for key in ("rope_type", "type") if key in settings] or ["default"]
+        kind = named[0]
+        if named[-1] != kind:
             raise LoadError(f"config.json: the rope settings of {name} name two types")
         if kind not in kinds:
             supported = ", ".join(kinds)

@@ -5,12 +5,14 @@ import logging
 from workers.engine.models.config import Json, RotarySettings, integer, number, optional_number, require
 from workers.engine.models.gemma_config import (
     FULL,
+    MOST_LAYERS,
     SLIDING,
     GemmaConfig,
     head_layout,
     is_tied,
     listed_layer_types,
     rope_parameters,
+    settings_of,
     text_config,
     window_size,
 )
@@ -52,7 +54,7 @@ def gemma3_config(config: Json) -> GemmaConfig:
 
 def _layer_types(text: Json) -> tuple[str, ...]:
     """`layer_types`, or every n-th layer full by `sliding_window_pattern` (6 where neither is given)."""
-    count = integer(text, "num_hidden_layers", 26)
+    count = integer(text, "num_hidden_layers", 26, largest=MOST_LAYERS)
     if text.get("layer_types") is not None:
         return listed_layer_types(text, count)
     key = "_sliding_window_pattern" if "_sliding_window_pattern" in text else "sliding_window_pattern"
@@ -63,10 +65,10 @@ def _layer_types(text: Json) -> tuple[str, ...]:
 def _rotary(text: Json) -> dict[str, RotarySettings]:
     """Both spellings: `rope_parameters` per layer type, or `rope_theta`, `rope_local_base_freq` and `rope_scaling`."""
     given = rope_parameters(text)
-    full = dict(given.get(FULL) or {}) | dict(text.get("rope_scaling") or {})
+    full = settings_of(given, FULL) | settings_of(text, "rope_scaling")
     return {
         FULL: RotarySettings.from_json(FULL, full, number(text, "rope_theta", 1_000_000.0)),
         SLIDING: RotarySettings.from_json(
-            SLIDING, dict(given.get(SLIDING) or {}), number(text, "rope_local_base_freq", 10_000.0)
+            SLIDING, settings_of(given, SLIDING), number(text, "rope_local_base_freq", 10_000.0)
         ),
     }

@@ -5,6 +5,7 @@ not compute is refused here, before a weight is read.
 """
 
 import logging
+import re
 from typing import Any
 
 from workers.engine.errors import LoadError
@@ -12,6 +13,7 @@ from workers.engine.kernels.rotary import HeadLayout
 from workers.engine.models.config import Json, RotarySettings, boolean, integer, number, optional_number, require
 from workers.engine.models.gemma_config import (
     FULL,
+    MOST_LAYERS,
     SLIDING,
     GemmaConfig,
     head_layout,
@@ -78,7 +80,7 @@ def _refuse_variants(text: Json, unified: bool) -> None:
 
 def _layer_types(text: Json) -> tuple[str, ...]:
     """The last layer is full whatever is listed, as in the reference."""
-    count = integer(text, "num_hidden_layers", 30)
+    count = integer(text, "num_hidden_layers", 30, largest=MOST_LAYERS)
     if text.get("layer_types") is None:
         types = tuple(SLIDING if (i + 1) % _PATTERN else FULL for i in range(count))
     else:
@@ -121,7 +123,7 @@ def _per_layer(given: Any, count: int) -> list[Json]:
     own: list[Json] = [{} for _ in range(count)]
     for key, settings in given.items() if isinstance(given, dict) else [("", given)]:
         where = f"config.json: per_layer_config.{key}"
-        if not key.isdecimal() or int(key) >= count or not isinstance(settings, dict):
+        if not re.fullmatch("[0-9]{1,4}", key) or int(key) >= count or not isinstance(settings, dict):
             raise LoadError(f"{where} must be the settings of one of the {count} layers")
         if unknown := {name for name in settings if name not in ("head_dim", "num_key_value_heads")} - _empty(settings):
             raise LoadError(f"{where}: {', '.join(sorted(unknown))} is not supported for single layers")

@@ -7,6 +7,8 @@ from workers.engine.kernels.rotary import HeadLayout
 from workers.engine.models.config import Json, RotarySettings, boolean, integer
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+MOST_LAYERS = 1000
+_LARGEST_WINDOW = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def is_tied(config: Json, text: Json) -> bool:
 def listed_layer_types(text: Json, count: int) -> tuple[str, ...]:
     """`layer_types`, checked."""
     types = text["layer_types"]
-    if not isinstance(types, list) or len(types) != count or not set(types) <= {SLIDING, FULL}:
+    if not isinstance(types, list) or len(types) != count or any(kind not in (SLIDING, FULL) for kind in types):
         raise LoadError(f"config.json: layer_types must name {count} layers, each {SLIDING} or {FULL}")
     return tuple(types)
 
@@ -81,9 +83,17 @@ def head_layout(heads: int, kv_heads: int, head_dim: int, *, shared_kv: bool = F
     return HeadLayout(heads, kv_heads, head_dim, shared_kv)
 
 
+def settings_of(config: Json, key: str) -> Json:
+    """An object of settings, {} where it is absent or null."""
+    value = config.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise LoadError(f"config.json: {key} must be an object, not {value!r}")
+    return value or {}
+
+
 def rope_parameters(text: Json) -> Json:
     """`rope_parameters` by layer type, {} where there are none."""
-    given: Json = text.get("rope_parameters") or {}
+    given = settings_of(text, "rope_parameters")
     unknown = set(given) - {SLIDING, FULL}
     if unknown:
         raise LoadError(f"config.json: rope_parameters has no layer type {', '.join(sorted(map(repr, unknown)))}")
@@ -92,4 +102,4 @@ def rope_parameters(text: Json) -> Json:
 
 def window_size(text: Json, layer_types: tuple[str, ...], default: int) -> int:
     """`sliding_window`, 0 where no layer slides."""
-    return integer(text, "sliding_window", default) if SLIDING in layer_types else 0
+    return integer(text, "sliding_window", default, largest=_LARGEST_WINDOW) if SLIDING in layer_types else 0
