@@ -10,6 +10,7 @@ from spinf_serve.cli.calibrate import calibrate
 from spinf_serve.cli.parity import parity
 from spinf_serve.cli.quantize import quantize
 from spinf_serve.cli.score import score
+from spinf_serve.cli.selfcheck import selfcheck
 from spinf_serve.cli.serve import serve
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app.add_typer(packs.app, name="packs")
 app.command()(parity)
 app.command()(calibrate)
 app.command()(quantize)
+app.command()(selfcheck)
 
 
 def _print_version(value: bool) -> None:

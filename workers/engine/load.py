@@ -68,9 +68,7 @@ def load(config: EngineConfig, report: Report | None) -> Loaded:
 
 def _load_cpu(config: EngineConfig, report: Report | None) -> Loaded:
     started = time.monotonic()
-    scheme = "f32" if config.quant == "auto" else config.quant
-    if scheme not in CPU_DTYPES:
-        raise LoadError(f"scheme {scheme!r} is not supported on cpu: only {', '.join(CPU_DTYPES)} are")
+    scheme = cpu_scheme(config.quant)
     if config.threads:  # else the library's choice: the cores that the process may use, or OMP_NUM_THREADS
         torch.set_num_threads(config.threads)
     facts = model_config(Path(config.model.snapshot_dir))
@@ -92,6 +90,14 @@ def _load_cpu(config: EngineConfig, report: Report | None) -> Loaded:
         load_s=time.monotonic() - started,
     )
     return Loaded(Runner(model, rule), info, facts)
+
+
+def cpu_scheme(quant: str) -> str:
+    """The scheme that `quant` stands for on the CPU."""
+    scheme = "f32" if quant == "auto" else quant
+    if scheme not in CPU_DTYPES:
+        raise LoadError(f"scheme {scheme!r} is not supported on cpu: only {', '.join(CPU_DTYPES)} are")
+    return scheme
 
 
 def _load_cuda(config: EngineConfig, report: Report | None) -> Loaded:
