@@ -74,17 +74,21 @@ def _explain(error: BaseException, repo: str, revision: str | None, endpoint: st
             f"no space left in {cache} for the weights of {repo}: free some, or set HF_HUB_CACHE to a directory on "
             f"another volume; {_KEPT}"
         )
-    if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
+    if isinstance(error, OSError) and error.strerror is not None:
+        what = "directory that takes files of this size" if error.errno == errno.EFBIG else "writable directory"
         return (
-            f"the Hub cache cannot be written ({error.strerror}: {error.filename}): set HF_HUB_CACHE or HF_HOME to a "
-            "writable directory"
+            f"the Hub cache cannot be written ({error.strerror}: {error.filename or cache}): set HF_HUB_CACHE or "
+            f"HF_HOME to a {what}"
         )
     if is_transient(error):
         return (
             f"the connection to the Hub at {endpoint} fails for {repo} ({_short(error)}): check the network, the proxy "
             f"and HF_ENDPOINT, or give a local snapshot with --model-dir DIR; {_KEPT}"
         )
-    return f"{repo} could not be downloaded: {_short(error)}"
+    return (
+        f"{endpoint} answers for {repo} as the Hub does not ({_short(error)}): check HF_ENDPOINT and the proxy, or "
+        "give a local snapshot with --model-dir DIR"
+    )
 
 
 def _explain_status(
@@ -105,6 +109,11 @@ def _explain_status(
         return (
             f"the Hub shows no repository {repo} (401): check the name; if it is private or gated, set HF_TOKEN to a "
             "token that may read it"
+        )
+    if status == 404 and code == "EntryNotFound":
+        return (
+            f"a file that the Hub lists for {repo} at {revision or 'main'} is not there (404): try later, or give a "
+            "local snapshot with --model-dir DIR"
         )
     if status == 404 and (code == "RevisionNotFound" or (code != "RepoNotFound" and revision is not None)):
         return (

@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from spinf_serve.completeness import INDEX, SnapshotError, check_shard, indexed_shards
-from spinf_serve.hub.cache import HEAD
+from spinf_serve.hub.cache import HEAD, listed_sizes
 from spinf_serve.hub.failures import CutOff, Refused
 from spinf_serve.hub.remote import Patience, Remote, RemoteFile, wanted_files
 from spinf_serve.hub.store import Store
@@ -20,6 +20,7 @@ from spinf_serve.progress import size_text
 
 _REPORT_S = 0.2
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_SHA1 = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)", re.ASCII)
 
 
@@ -57,6 +58,7 @@ class Fetch:
         self._remote = remote
         self._store = Store(Path(job.cache), job.repo)
         self._revision = job.revision or ""
+        self._listed: dict[str, int] = {}
         self._total = 0
         self._here: dict[str, int] = {}
         self._reported = 0.0
@@ -68,7 +70,7 @@ class Fetch:
         if not self._revision:
             self._revision = self._remote.head()
             self._store.write_ref(HEAD, self._revision)
-        files = [self._remote.file(self._revision, name) for name in self._names()]
+        files = [self._sized(self._remote.file(self._revision, name)) for name in self._names()]
         self._count(files)
         small = [file for file in files if not file.name.endswith(".safetensors")]
         for file in sorted(small, key=lambda file: file.name != "config.json"):
@@ -89,7 +91,12 @@ class Fetch:
                 raise Refused(f"{self._job.repo} at {self._revision} has no {needed}: it cannot be served")
         if entries is not None:
             self._store.write_listing(self._revision, entries)
+            self._listed = listed_sizes(self._store.root, self._revision)
         return wanted_files(names)
+
+    def _sized(self, file: RemoteFile) -> RemoteFile:
+        """A server that says no length: without one an answer that was cut off looks whole."""
+        return file if file.size is not None else replace(file, size=self._listed.get(file.name))
 
     def _count(self, files: list[RemoteFile]) -> None:
         """Set up the progress, and refuse what the disk has no room for."""
@@ -205,7 +212,13 @@ class Fetch:
             start, total = _extent(response, at)
             if file.size is None:
                 file = replace(file, size=total)
-            if start not in (0, at) or (total is not None and total != file.size):
+            if start not in (0, at):
+                self._drop(file)
+                raise Refused(
+                    f"for {file.name} of {self._job.repo} the Hub sent other bytes than it was asked for: nothing of "
+                    "it is kept; start again, and check the proxy if it stays so"
+                )
+            if total is not None and total != file.size:
                 self._drop(file)
                 raise Refused(self._wrong_length(file, total))
             with part.open("r+b") as target:
@@ -228,13 +241,15 @@ class Fetch:
         self._at(file, at)
 
     def _verify(self, file: RemoteFile) -> None:
-        """Check a whole part before it gets a name: the SHA-256 that the Hub names weights by, and a shard's header."""
+        """Check a whole part before it gets a name: the digest that the Hub names it by, and a shard's header."""
         part = self._store.partial(file.etag)
         try:
             if _SHA256.fullmatch(file.etag):
                 with part.open("rb") as content:
                     if hashlib.file_digest(content, "sha256").hexdigest() != file.etag:
                         raise SnapshotError("its SHA-256 is another one than the Hub says")
+            elif _SHA1.fullmatch(file.etag) and file.etag not in _sha1_names(part.read_bytes()):
+                raise SnapshotError("its SHA-1 is another one than the Hub says")
             if file.name.endswith(".safetensors"):
                 check_shard(part)
         except SnapshotError as error:
@@ -280,6 +295,12 @@ def _extent(response: Any, asked: int) -> tuple[int, int | None]:
     if headers.get("Content-Encoding", "identity").lower() != "identity" or not length.isdecimal():
         return 0, None
     return 0, int(length)
+
+
+def _sha1_names(content: bytes) -> tuple[str, str]:
+    """What the Hub and its mirrors call a file that is no weights: git's SHA-1 of it, or that of its bytes alone."""
+    git = b"blob %d\0" % len(content) + content
+    return tuple(hashlib.sha1(data, usedforsecurity=False).hexdigest() for data in (git, content))  # type: ignore[return-value]
 
 
 def _existing(path: Path) -> Path:

@@ -46,6 +46,9 @@ class Faults:
     pace_s: float = 0.0  # wait before each 16 KiB
     hold_at: dict[str, int] = field(default_factory=dict)  # stop at this offset of a file until `go` is set
     no_tree: bool = False  # the listing call does not exist
+    no_length: bool = False  # no Content-Length in HEAD
+    tree: bytes | None = None  # what the listing call answers
+    range_from: int | None = None  # where an answer to a Range says that it begins
 
 
 class FakeHub:
@@ -145,6 +148,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._missing("RepoNotFound")
         rest = path.removeprefix(f"/api/models/{REPO}").split("/")[1:]
         if rest[:1] == ["tree"] and not hub.faults.no_tree:
+            if hub.faults.tree is not None:
+                return self._send(200, hub.faults.tree, {"Content-Type": "application/json"})
             return self._json(hub.tree()) if rest[1] == REVISION else self._missing("RevisionNotFound")
         if rest in ([], ["revision", "main"], ["revision", REVISION]):
             siblings = [{"rfilename": name} for name in hub.files]
@@ -157,9 +162,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _json(self, value: Any) -> None:
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+    def _send(self, status: int, body: bytes, headers: dict[str, str], *, sized: bool = True) -> None:
         self.send_response(status)
-        for name, value in ({"Content-Length": str(len(body))} | headers).items():
+        length = {"Content-Length": str(len(body))} if sized else {}
+        for name, value in (length | headers).items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
@@ -177,6 +183,9 @@ class _Handler(BaseHTTPRequestHandler):
             headers |= {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": str(size)}
             headers |= {"Location": f"{hub.storage}/stored/{name}?X-Amz-Signature=sekrit", "Content-Length": "0"}
             return self._send(302, b"", headers)
+        if self.command == "HEAD" and hub.faults.no_length:
+            self.close_connection = True
+            return self._send(200, b"", headers | {"Connection": "close"}, sized=False)
         if self.command == "HEAD":
             return self._send(200, b"", headers | {"Content-Length": str(size)})
         return self._body(name, hub.faults.body.get(name, hub.files[name]), headers)
@@ -194,7 +203,8 @@ class _Handler(BaseHTTPRequestHandler):
         for key, value in headers.items():
             self.send_header(key, value)
         if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+            said = start if faults.range_from is None else faults.range_from
+            self.send_header("Content-Range", f"bytes {said}-{len(data) - 1}/{len(data)}")
         if faults.chunked:
             self.send_header("Connection", "close")
         else:

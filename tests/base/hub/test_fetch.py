@@ -1,7 +1,9 @@
 """Downloading into the cache, against a server with every fault; in this process."""
 
 import errno
+import hashlib
 import itertools
+import json
 import os
 import shutil
 import threading
@@ -207,6 +209,60 @@ def test_other_bytes_of_the_same_length_are_refused_and_not_kept(hub: FakeHub, r
     assert_whole(repository)
 
 
+@pytest.mark.parametrize("name", [CONFIG, "tokenizer.json"])
+def test_other_text_of_the_same_length_is_refused_and_not_kept(
+    hub: FakeHub, repository: dict[str, bytes], name: str
+) -> None:
+    """No header says how long a tokenizer is, and a parser may be content with half of it."""
+    hub.faults.body[name] = repository[name].replace(b"e", b"o", 1)
+    assert f"{name} of {REPO} arrived damaged and was thrown away: its SHA-1" in refusal(hub)
+    hub.faults.body.clear()
+    fetch(hub)
+    assert_whole(repository)
+
+
+def test_a_mirror_may_name_text_by_its_plain_sha1(
+    hub: FakeHub, repository: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "etag", lambda name: hashlib.sha1(hub.files[name]).hexdigest())
+    fetch(hub)
+    assert_whole(repository)
+
+
+@pytest.mark.parametrize("name", [CONFIG, "tokenizer.json", SHARD])
+def test_without_lengths_the_listing_tells_a_whole_file(hub: FakeHub, repository: dict[str, bytes], name: str) -> None:
+    hub.faults.no_length = hub.faults.chunked = True
+    hub.faults.cut_after[name], hub.faults.cuts[name] = 100, 1
+    fetch(hub)
+    assert_whole(repository)
+
+
+def test_bytes_from_elsewhere_are_refused_as_such(hub: FakeHub, repository: dict[str, bytes]) -> None:
+    part = cache.repo_folder(cache.hub_cache(), REPO) / "blobs" / f"{hub.etag(SHARD)}.incomplete"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(repository[SHARD][:1000])
+    hub.faults.range_from = 5000
+    assert "sent other bytes than it was asked for" in refusal(hub)
+    hub.faults.range_from = None
+    fetch(hub)
+    assert_whole(repository)
+
+
+@pytest.mark.parametrize("tree", [b"<html>", b"", b"[" * 200_000], ids=["a page", "nothing", "too deep"])
+def test_a_listing_that_is_none_is_no_hub(hub: FakeHub, tree: bytes) -> None:
+    hub.faults.tree = tree
+    text = refusal(hub)
+    assert "answers for acme/tiny-model as the Hub does not" in text
+    assert "HF_ENDPOINT" in text
+
+
+def test_names_that_cannot_be_files_are_not_wanted(hub: FakeHub, repository: dict[str, bytes]) -> None:
+    odd = [{"type": "file", "path": name, "size": 1, "oid": "x"} for name in ("a\0.json", "a\n.json", "\ud800.json")]
+    hub.faults.tree = json.dumps(hub.tree() + odd).encode()
+    fetch(hub)
+    assert_whole(repository)
+
+
 def test_without_a_digest_the_header_of_a_shard_decides(
     hub: FakeHub, repository: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,7 +288,7 @@ def test_without_a_digest_the_header_of_a_shard_decides(
         (CONFIG, 403, "", True, "accept its terms at"),
         ("/api/", 404, "RepoNotFound", False, "there is no repository acme/tiny-model on the Hub (404)"),
         ("/api/", 404, "RevisionNotFound", False, f"has no revision {REVISION} on the Hub (404)"),
-        (SHARD, 404, "EntryNotFound", False, "(404)"),
+        (SHARD, 404, "EntryNotFound", False, f"a file that the Hub lists for {REPO} at {REVISION} is not there (404)"),
         (SHARD, 503, "", False, "answered 503 for acme/tiny-model again and again: try later"),
         ("/tree/", 429, "", False, "answered 429"),
         (SHARD, 410, "", False, "it answered 410"),
@@ -325,6 +381,12 @@ def test_a_full_disk_is_seen_before_and_while_downloading(
         assert "no space left in" in refusal(hub)
     fetch(hub)
     assert_whole(repository)
+
+
+def test_a_file_that_is_too_large_for_the_cache_names_the_variables() -> None:
+    """As a limit of the shell or an old file system sets it; such an error names no file."""
+    text = failures.explain(OSError(errno.EFBIG, "File too large"), REPO, REVISION, "x", "/the/cache", False)
+    assert "cannot be written (File too large: /the/cache): set HF_HUB_CACHE" in text
 
 
 def test_an_unwritable_cache_names_the_variables(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
