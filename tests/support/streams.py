@@ -93,11 +93,14 @@ def exact(y: Tensor, wanted: Encoding) -> Activation:
 
 
 def same(ours: Activation, theirs: Activation) -> bool:
+    """Equal bits; of NaN that both are, for its sign and payload belong to the machine."""
     if isinstance(ours, Codes):
         assert isinstance(theirs, Codes)
-        return same_bits(ours.values, theirs.values) and same_bits(ours.scale, theirs.scale)
+        return same(ours.values, theirs.values) and same(ours.scale, theirs.scale)
     assert isinstance(theirs, Tensor)
-    return same_bits(ours, theirs)
+    nan = ours.float().isnan()
+    bits = (x.view(torch.uint8).view(*x.shape, -1).masked_fill(nan[..., None], 0) for x in (ours, theirs))
+    return ours.dtype == theirs.dtype and torch.equal(nan, theirs.float().isnan()) and torch.equal(*bits)
 
 
 def ties(wanted: Encoding, rows: int, width: int) -> Tensor:
