@@ -8,6 +8,9 @@ from spinf_serve.packs.evaluation import EvaluationError
 from spinf_serve.packs.model import PackModel
 from spinf_serve.packs.parse_queries import PLACEHOLDER
 
+_ROUNDING = 1e-6
+"""By how much a response's number may be over what it stands for."""
+
 
 def answers_of(pack: PackModel, result: Mapping[str, Any] | Sequence[Any]) -> dict[tuple[str, str | None], list[float]]:
     """The option probabilities of every query of the pack: `result` is one entry of `results`, or its `queries`.
@@ -16,6 +19,15 @@ def answers_of(pack: PackModel, result: Mapping[str, Any] | Sequence[Any]) -> di
     scores. With `answers: logprob` the probabilities are made from the log-probabilities, so that small ones are not
     lost to rounding. Raises `EvaluationError` where the result is not one of this pack's queries.
     """
+    try:
+        return _answers(pack, result)
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, EvaluationError):
+            raise
+        raise EvaluationError("the result is no entry of a response's results") from None
+
+
+def _answers(pack: PackModel, result: Mapping[str, Any] | Sequence[Any]) -> dict[tuple[str, str | None], list[float]]:
     queries = result["queries"] if isinstance(result, Mapping) else result
     known = {query.id: query for query in pack.queries}
     answers: dict[tuple[str, str | None], list[float]] = {}
@@ -31,10 +43,19 @@ def answers_of(pack: PackModel, result: Mapping[str, Any] | Sequence[Any]) -> di
 
 
 def probabilities(options: Sequence[Mapping[str, Any]], answers: str) -> list[float]:
-    """`p` as it is, or the log-probabilities renormalised over the options."""
+    """`p` as it is, or the log-probabilities renormalised over the options.
+
+    Raises `EvaluationError` for what is no probability: it would make scores that look like any other.
+    """
     if answers == "p":
-        return [float(option["p"]) for option in options]
-    return renormalised([float(option["logprob"]) for option in options])
+        p = [float(option["p"]) for option in options]
+        if not all(0 <= x <= 1 + _ROUNDING for x in p):
+            raise EvaluationError("the result holds a p that is no probability")
+        return p
+    logprobs = [float(option["logprob"]) for option in options]
+    if not all(math.isfinite(x) for x in logprobs):
+        raise EvaluationError("the result holds a logprob that is no log-probability")
+    return renormalised(logprobs)
 
 
 def renormalised(logprobs: Sequence[float]) -> list[float]:

@@ -30,7 +30,7 @@ def check_fixture(pack: Pack, path: Path) -> list[str]:
     results, expected = (data.get(name) if isinstance(data, dict) else None for name in ("results", "expected"))
     if not isinstance(results, list) or not isinstance(expected, list) or not expected:
         return ["must hold the lists results and expected"]
-    by_id = {result.get("input_id"): result for result in results if isinstance(result, dict)}
+    by_id = {name: r for r in results if isinstance(r, dict) and isinstance(name := r.get("input_id"), str)}
     return [problem for i, item in enumerate(expected) for problem in _check(pack, by_id, item, f"expected.{i}")]
 
 

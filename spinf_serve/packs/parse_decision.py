@@ -17,7 +17,7 @@ from spinf_serve.packs.model import (
     Read,
 )
 from spinf_serve.packs.problems import Problems, fields_of, is_number, unknown_keys
-from spinf_serve.protocol.document import Fields, Place
+from spinf_serve.protocol.document import Fields
 from spinf_serve.protocol.queries import MAX_ID_CHARS
 
 _CATEGORY = ("label", "platt", "threshold", "normal_quantiles", "aggregate", "requires", "decides", "description")
@@ -221,12 +221,14 @@ def _inputs(fields: Fields, known: set[str], problems: Problems) -> tuple[str, .
         return None
     if not entries:
         fields.fault("inputs", "must hold at least one input")
-    place: Place = fields.place("inputs")
+    place, seen = fields.place("inputs"), set[str]()
     for i, entry in enumerate(entries):
         if not isinstance(entry, str) or entry not in known:
             problems.at(place.item(i), 'must be "c:" and a category or "r:" and a read')
-        elif entry in entries[:i]:
+        elif entry in seen:
             problems.at(place.item(i), "repeats an input")
+        else:
+            seen.add(entry)
     return tuple(map(str, entries))
 
 

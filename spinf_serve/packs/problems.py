@@ -15,8 +15,16 @@ class PackError(ValueError):
         super().__init__(f"{what}: {'; '.join(problems)}")
 
 
+MAX_LISTED = 1000
+"""Problems, and warnings, of one file: more than anyone repairs at once, fewer than a hostile file can make."""
+MORE = f"and more: the first {MAX_LISTED} are listed"
+
+
 class Problems(Faults):
-    """Collects all faults instead of the first, each as `path: message`, in the order they were found."""
+    """Collects all faults instead of the first, each as `path: message`, in the order they were found.
+
+    Of a file with over `MAX_LISTED` of them, `MORE` says that the rest is left out.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,16 +32,23 @@ class Problems(Faults):
         self.warnings: list[str] = []
 
     def add(self, place: Place, code: str, message: str) -> None:
-        self.found.append(described(place, message))
+        _listed(self.found, place, message)
 
     def at(self, place: Place, message: str) -> None:
         self.add(place, "", message)
 
     def warn(self, place: Place, message: str) -> None:
-        self.warnings.append(described(place, message))
+        _listed(self.warnings, place, message)
 
     def before(self, place: Place) -> bool:
         return False
+
+
+def _listed(lines: list[str], place: Place, message: str) -> None:
+    if len(lines) < MAX_LISTED:
+        lines.append(described(place, message))
+    elif len(lines) == MAX_LISTED:
+        lines.append(MORE)
 
 
 def described(place: Place, message: str) -> str:
@@ -49,12 +64,17 @@ def fields_of(value: Any, place: Place, problems: Problems) -> Fields | None:
     return None
 
 
+_MAX_HINTS = 20
+_MAX_HINTED_CHARS = 64
+
+
 def unknown_keys(fields: Fields, known: Collection[str]) -> list[tuple[Place, str]]:
-    """Place and message of every key that is not one of `known`."""
-    found = []
+    """Place and message of every key that is not one of `known`; the first ones with a guess at what was meant."""
+    found: list[tuple[Place, str]] = []
     for name in fields.value:
         if name not in known:
-            near = difflib.get_close_matches(name, list(known), n=1)
+            guessed = len(found) < _MAX_HINTS and len(name) <= _MAX_HINTED_CHARS
+            near = difflib.get_close_matches(name, list(known), n=1) if guessed else []
             hint = f" (did you mean {near[0]}?)" if near else ""
             found.append((fields.place(name), f"unknown key{hint}"))
     return found

@@ -95,8 +95,8 @@ def _read_entries(repository: Repository, root: Fields, problems: Problems) -> N
 
 def _entry(repository: Repository, fields: Fields, pack_id: str, problems: Problems) -> ListedPack:
     listed = Listed(repository, fields, pack_id, problems)
-    for name in ("readme", "samples"):
-        if isinstance(fields.value.get(name), str):
+    for name, others in (("readme", ()), ("samples", (list,))):
+        if not isinstance(fields.value.get(name), others):
             listed.file(fields, name)
     tags = fields.items("tags") or []
     if not all(isinstance(tag, str) for tag in tags):
@@ -137,7 +137,7 @@ class Listed:
             yield self._version(fields, version)
 
     def _version(self, fields: Fields, version: str) -> ListedVersion:
-        status = fields.string("status") or AVAILABLE
+        status = AVAILABLE if (given := fields.string("status")) is None else given
         if status not in STATUSES:
             fields.fault("status", f"must be one of {', '.join(STATUSES)}")
         model, note = fields.string("model", required=status != COMING_SOON), fields.string("note") or ""
@@ -214,8 +214,12 @@ def _listed(value: Any) -> str:
 
 
 def inside(root: Path, relative: str) -> Path | None:
-    """A path below `root`, links followed, or None where it leaves it."""
+    """A path below `root`, links followed, or None where it leaves it or cannot be a path at all."""
     if "\0" in relative or PurePosixPath(relative).is_absolute():
         return None
-    path = (root / relative).resolve()
+    try:
+        path = (root / relative).resolve()
+        path.is_file()
+    except (OSError, RuntimeError):  # a name that the file system does not take, links in a circle
+        return None
     return path if path.is_relative_to(root.resolve()) else None

@@ -12,6 +12,8 @@ from spinf_client import packs as client
 
 from spinf_serve import packs
 from spinf_serve.packs.pack import MAX_FILE_BYTES, from_data
+from spinf_serve.packs.parse import parse_pack
+from spinf_serve.packs.problems import MAX_LISTED, MORE
 from tests.base.packs.support import draft_of, random_pack, small_pack, write_json
 
 Edit = Callable[[dict[str, Any]], Any]
@@ -299,3 +301,38 @@ def test_a_draft_is_checked_too() -> None:
     found = packs.validate(data, draft=True)
     assert any(line.startswith("reads.2.option: ") for line in found)
     assert any(line.startswith("decision.mode: ") for line in found)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"media": [1] * 50_000},
+        {f"key{i}": 1 for i in range(50_000)},
+        {"reads": [{"id": "r", **{f"key{i}": 1 for i in range(50_000)}}]},
+        {"reads": [3] * 50_000},
+    ],
+    ids=["media", "root", "keys", "reads"],
+)
+def test_a_file_of_nothing_but_faults_is_listed_in_bounds(changes: dict[str, Any]) -> None:
+    """In lines, and so that a start does not wait: one guess at a misspelt key takes a fifth of a millisecond."""
+    _, problems = parse_pack(small_pack() | changes)
+    lines = problems.found if len(problems.found) > len(problems.warnings) else problems.warnings
+    assert len(lines) == MAX_LISTED + 1
+    assert lines[-1] == MORE
+    assert sum("did you mean" in line for line in lines) <= 20
+
+
+def test_repeated_inputs_of_a_layer_are_found_in_one_pass() -> None:
+    class Counted(str):
+        compared = 0
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            Counted.compared += 1
+            return str(self) == other
+
+    data = small_pack()
+    data["decision"]["micro_layer"]["inputs"] = [Counted("c:harm") for _ in range(2000)]
+    found = packs.validate(data)
+    assert "decision.micro_layer.inputs.1: repeats an input" in found
+    assert Counted.compared < 20_000

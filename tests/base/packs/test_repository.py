@@ -319,3 +319,54 @@ def test_a_fixture_beside_the_file_is_found(tmp_path: Path) -> None:
     assert read_repository(root).packs[0].versions[0].fixture is None
     fixture(root / "packs")
     assert read_repository(root).packs[0].versions[0].fixture == root / "packs/fixtures/1.2.0.json"
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "a/" * 3000 + "x", "circle", "circle/x", "a\0b", "."])
+@pytest.mark.parametrize("field", ["file", "fixture", "readme", "samples"])
+def test_a_name_that_can_be_no_file_is_a_problem(repository: Path, name: str, field: str) -> None:
+    (repository / "circle").symlink_to("circle")
+    found = edited(
+        repository, lambda m: (_version if field in ("file", "fixture") else _entry)(m).update({field: name})
+    )
+    assert len(found.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("readme", True), ("readme", []), ("samples", 3), ("samples", {}), ("status", "")]
+)
+def test_fields_of_the_wrong_type_are_problems(repository: Path, field: str, value: Any) -> None:
+    found = edited(repository, lambda m: (_version if field == "status" else _entry)(m).update({field: value}))
+    assert len(found.problems) == 1
+    assert f".{field}: must be" in found.problems[0]
+
+
+RESULT_FAULTS: list[Edit] = [
+    lambda r: r.update(input_id=[]),
+    lambda r: r.update(queries=3),
+    lambda r: r["queries"].append(None),
+    lambda r: r["queries"][0].pop("id"),
+    lambda r: r["queries"][0].update(combinations=None),
+    lambda r: r["queries"][0]["combinations"][0].update(values=None),
+    lambda r: r["queries"][0]["combinations"][0].update(options=[1, 2]),
+    lambda r: _option(r).pop("p"),
+    lambda r: _option(r).update(p="often"),
+    lambda r: _option(r).update(p=-0.1),
+    lambda r: _option(r).update(p=1e308),
+    lambda r: _option(r).update(p=10**400),
+]
+
+
+def _option(result: dict[str, Any]) -> dict[str, Any]:
+    option: dict[str, Any] = result["queries"][0]["combinations"][0]["options"][0]
+    return option
+
+
+@pytest.mark.parametrize("fault", RESULT_FAULTS)
+def test_a_broken_result_is_a_problem_of_its_fixture(tmp_path: Path, fault: Edit) -> None:
+    path = fixture(tmp_path)
+    data = json.loads(path.read_bytes())
+    fault(data["results"][0])
+    write_json(path, data)
+    found = check_fixture(from_data(small_pack(), "test"), path)
+    assert len(found) in (1, 2)
+    assert found[0].startswith(("expected.0: ", "a number is beyond"))
