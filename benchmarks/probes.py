@@ -13,6 +13,7 @@ import torch
 from workers.engine.fingerprint import cpu_name
 
 _COPIES = ("Memcpy", "Memset")
+_HEAD_START = 60_000_000  # clock cycles: some 30 ms
 
 
 @dataclass
@@ -99,11 +100,16 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def event_seconds(run: Callable[[], object], repeats: int = 10, warm: int = 3) -> float:
-    """Median seconds of a call on the GPU, by events around each; the L2 cache is swept before every one."""
+    """Median seconds of a call on the GPU, by events around each; the L2 cache is swept before every one.
+
+    The GPU first waits, so that the host has queued all calls before the first one runs: its own time is not measured.
+    """
     sweep = torch.empty(128 << 20, dtype=torch.int8, device="cuda")
     for _ in range(warm):
         run()
     pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+    torch.cuda.synchronize()
+    torch.cuda._sleep(_HEAD_START)
     for before, after in pairs:
         sweep.zero_()
         before.record()
