@@ -301,7 +301,7 @@ def forward(snapshot: Path, quant: str, packed: PackedPass, ceilings: dict[str, 
 
     settings = Settings.load({"model": str(snapshot), "device": "cuda:0", "quant": quant, "warmup": "none"})
     engine = ScoringEngine.load(settings.engine_config(snapshots.resolve(settings.choice())))
-    runner, passes, values = engine._runner, 3, []
+    runner, passes = engine._runner, 3
     staged = runner.stage(packed)
     values = [runner.run(staged).copy() for _ in range(3)]
     trace = trace_gpu(lambda: [runner.run(staged) for _ in range(passes)])
@@ -366,6 +366,7 @@ def main() -> None:
             bench.report(bench.linears(rows))
     if args.forward:
         torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
         print()
         forward(args.snapshot, args.quant, packed, library[most], most)
 
