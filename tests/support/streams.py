@@ -104,11 +104,21 @@ def same(ours: Activation, theirs: Activation) -> bool:
 
 
 def ties(wanted: Encoding, rows: int, width: int) -> Tensor:
-    """Rows whose quotients are codes and halves between codes: the first column sets a scale of about 0.01."""
-    halves = torch.arange(-448, 449) / 2
-    y = halves[torch.arange(rows * width) % len(halves)].view(rows, width).clone()
-    y[:, 0] = 127.0 if wanted.kind == "int8_row" else 448.0
-    return y * 0.25
+    """Rows of numbers whose quotients lie at or next to a tie between two codes; the first one sets a scale of 0.005.
+
+    A quotient that is not rounded as it should be ends on the other side of some of these ties.
+    """
+    if wanted.kind == "int8_row":
+        codes = torch.arange(128.0)
+    else:
+        codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    step = 0.005 if wanted.scale is None else float(wanted.scale)
+    y = (codes[1:] + codes[:-1]) / 2 * step
+    y = (y.view(torch.int32)[:, None] + torch.arange(-1, 2, dtype=torch.int32)).view(torch.float32).flatten()
+    y = torch.cat([y, -y])
+    filled = y[torch.arange(rows * width) * 7 % len(y)].view(rows, width).clone()
+    filled[:, 0] = codes[-1] * step
+    return filled
 
 
 def far_out() -> list[Tensor]:
