@@ -201,7 +201,9 @@ class Sweep:
     def _find(self, op: str, shape: str, run: RowOp, *inputs: Tensor) -> Finding:
         return Finding(op, shape, len(self.counts), first_difference(run, inputs, self.counts))
 
-    def _draw(self, width: int, seed: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    def _draw(self, width: int, seed: int, dtype: torch.dtype | None = None) -> Tensor:
+        """[rows, width], of the type that linears write unless another is named."""
+        dtype = self.model.head_weight.dtype if dtype is None else dtype
         return cancelling(draw(self.rows, width, device=self.device, seed=seed, dtype=dtype))
 
     def _linears(self) -> Iterator[Finding]:
