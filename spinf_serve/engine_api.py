@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from spinf_serve import snapshots
 from spinf_serve.engine_thread import EngineThread
@@ -18,9 +18,13 @@ from spinf_serve.protocol.ids import new_request_id
 from spinf_serve.refusal import StartRefused
 from spinf_serve.settings import SETTINGS, Settings
 
+if TYPE_CHECKING:
+    from workers.preprocess.preprocessor import RequestHeader
+
 log = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
+Body = dict[str, Any] | bytes | str
 
 
 class Engine:
@@ -35,16 +39,24 @@ class Engine:
     """
 
     def __init__(self, model: str | None = None, *, on_progress: Progress | None = None, **settings: Any) -> None:
-        self._open(Settings.load(_known({"model": model, **settings}), keywords=True), on_progress)
+        self._open(Settings.load(_known({"model": model, **settings}), keywords=True), on_progress, None)
 
     @classmethod
-    def from_settings(cls, settings: Settings, *, on_progress: Progress | None = None) -> Self:
-        """The same from settings that are merged already."""
+    def from_settings(
+        cls, settings: Settings, *, on_progress: Progress | None = None, first: Body | None = None, jobs: bool = False
+    ) -> Self:
+        """The same from settings that are merged already.
+
+        `first` is a body that is going to be scored (with `jobs`, by `score_jobs`): what is wrong with it raises
+        `RequestError` before the weights are looked for, or at the latest before they are read.
+        """
         engine = cls.__new__(cls)
-        engine._open(settings, on_progress)
+        engine._open(settings, on_progress, None if first is None else (_to_bytes(first), _header(jobs)))
         return engine
 
-    def _open(self, settings: Settings, on_progress: Progress | None) -> None:
+    def _open(
+        self, settings: Settings, on_progress: Progress | None, first: "tuple[bytes, RequestHeader] | None"
+    ) -> None:
         if refusals := settings.refusals():
             raise StartRefused("; ".join(refusals))
         if missing := missing_engine_packages():
@@ -52,16 +64,22 @@ class Engine:
         if reason := machine_refusal(settings.device):
             raise StartRefused(reason)
         from workers.engine.engine import ScoringEngine  # loads torch
-        from workers.preprocess.preprocessor import Preprocessor
+        from workers.preprocess.preprocessor import Preprocessor, read_body
         from workers.preprocess.tokenizer import ContentTokenizer
 
-        self.model = snapshots.resolve(settings.choice(), on_progress)
+        choice = settings.choice()
+        described = snapshots.describe(choice)
+        shelf = LazyShelf(settings.pack_settings(described), on_progress or log.warning)
+        if first is not None:
+            read_body(*first, settings.preprocess_config(described), shelf).faults.check()
+        self.model = snapshots.resolve(choice, on_progress)
         try:
             tokenizer = ContentTokenizer.load(Path(self.model.snapshot_dir))
         except (OSError, ValueError) as error:
             raise StartRefused(f"the tokenizer cannot be loaded: {error}") from None
-        shelf = LazyShelf(settings.pack_settings(self.model), on_progress or log.warning)
         self._preprocessor = Preprocessor(settings.preprocess_config(self.model), tokenizer, shelf)
+        if first is not None:
+            self._preprocessor.prepare(*first)
         self._engine = ScoringEngine.load(settings.engine_config(self.model), on_progress)
         try:
             self._engine.warm_up(on_progress)
@@ -75,30 +93,21 @@ class Engine:
         """What produces the scores: fingerprint, scheme, versions, load times."""
         return self._engine.info
 
-    def score(self, body: dict[str, Any] | bytes | str) -> dict[str, Any]:
+    def score(self, body: Body) -> dict[str, Any]:
         """Score one body of `POST /v1/score` and return the response. Raises `RequestError` as the server answers."""
         response: dict[str, Any] = json.loads(self.score_bytes(_to_bytes(body)))
         return response
 
-    def score_jobs(self, body: dict[str, Any] | bytes | str) -> dict[str, Any]:
+    def score_jobs(self, body: Body) -> dict[str, Any]:
         """Score one body of `POST /v0/score`, the engine primitive: whole prompt texts in, unrounded numbers out."""
-        response: dict[str, Any] = json.loads(self._respond(_to_bytes(body), new_request_id(), "v0_score"))
+        response: dict[str, Any] = json.loads(self._respond(_to_bytes(body), _header(jobs=True)))
         return response
 
     def score_bytes(self, body: bytes, request_id: str | None = None) -> bytes:
         """`score` from the raw body to the raw response, whose id is `request_id` (default: a new one)."""
-        return self._respond(body, request_id or new_request_id(), "score")
+        return self._respond(body, _header(jobs=False, request_id=request_id))
 
-    def _respond(self, body: bytes, request_id: str, route: str) -> bytes:
-        from workers.preprocess.preprocessor import RequestHeader
-
-        header = RequestHeader(
-            request_id=request_id,
-            route=route,
-            trusted=True,
-            content_encoding=None,
-            received=time.monotonic(),
-        )
+    def _respond(self, body: bytes, header: "RequestHeader") -> bytes:
         prepared = self._preprocessor.prepare(body, header)
         return self._preprocessor.assemble(prepared, self._thread.run(prepared.plan))
 
@@ -122,7 +131,20 @@ def _known(settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _to_bytes(body: dict[str, Any] | bytes | str) -> bytes:
+def _header(jobs: bool, request_id: str | None = None) -> "RequestHeader":
+    """A trusted caller's, with a new id unless one is given."""
+    from workers.preprocess.preprocessor import RequestHeader
+
+    return RequestHeader(
+        request_id=request_id or new_request_id(),
+        route="v0_score" if jobs else "score",
+        trusted=True,
+        content_encoding=None,
+        received=time.monotonic(),
+    )
+
+
+def _to_bytes(body: Body) -> bytes:
     """A body as it would travel. What JSON cannot hold stays visible to the parser, which refuses it with its code."""
     if isinstance(body, bytes):
         return body

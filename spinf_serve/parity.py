@@ -72,7 +72,9 @@ def read_fixture(path: Path) -> Fixture:
 def _read(path: Path, what: str) -> Json:
     try:
         value = parse(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise StartRefused(f"the {what} {path} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
         raise StartRefused(f"the {what} {path} cannot be read: {error}") from None
     if not isinstance(value, dict):
         raise StartRefused(f"the {what} {path} is not a JSON object")
@@ -102,6 +104,9 @@ class Reference:
         value = _read(path, "reference")
         if value.pop("format", None) != FORMAT or value.keys() != {*cls.__dataclass_fields__}:
             raise StartRefused(f"{path} is no parity reference ({FORMAT}): record it with --record")
+        for name, part in value.items():
+            if not isinstance(part, dict if name in ("versions", "results") else str):
+                raise StartRefused(f"{path} is no parity reference: {name} is {type(part).__name__}")
         return cls(**value)
 
     def write(self, path: Path) -> None:
@@ -116,12 +121,23 @@ class Reference:
             raise StartRefused(f"the reference {path} cannot be written: {error}") from None
 
 
-def bound_for(reference: Reference, info: EngineInfo, fixture: Fixture) -> float:
-    """How far numbers may be apart: 0 means equal bits. Raises `StartRefused` where nothing can be compared."""
+def check_writable(path: Path) -> None:
+    """Raises `StartRefused` where no reference can be written: before anything is scored, not after."""
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise StartRefused(f"the reference {path} cannot be written: {path.parent} takes no such file")
+
+
+def check_belongs(reference: Reference, fixture: Fixture, scheme: str | None) -> None:
+    """Raises `StartRefused` for a reference of another fixture, or of another scheme where that is known already."""
     if reference.fixture != fixture.digest:
         raise StartRefused("the reference belongs to another fixture: record it again with --record")
-    if reference.scheme != info.scheme:
-        raise StartRefused(f"the reference was recorded in scheme {reference.scheme}, this is {info.scheme}")
+    if scheme is not None and reference.scheme != scheme:
+        raise StartRefused(f"the reference was recorded in scheme {reference.scheme}, this is {scheme}")
+
+
+def bound_for(reference: Reference, info: EngineInfo, fixture: Fixture) -> float:
+    """How far numbers may be apart: 0 means equal bits. Raises `StartRefused` where nothing can be compared."""
+    check_belongs(reference, fixture, info.scheme)
     if reference.fingerprint == info.fingerprint and info.batch_invariant:
         return 0.0
     if info.scheme != "f32":
@@ -144,7 +160,10 @@ class Difference:
     def size(self) -> float:
         """How far two numbers are apart; infinite where they are not both numbers."""
         if _is_number(self.recorded) and _is_number(self.now):
-            return abs(float(self.recorded) - float(self.now))
+            try:
+                return abs(float(self.recorded) - float(self.now))
+            except OverflowError:  # a whole number beyond every float
+                return float("inf")
         return float("inf")
 
 
@@ -165,7 +184,7 @@ def compare_entries(recorded: Json, now: Json, bound: float) -> dict[str, Compar
 def compare(recorded: Any, now: Any, bound: float) -> Comparison:
     """Two trees of JSON values: numbers within the bound, everything else equal."""
     pairs = [Difference(*pair) for pair in _pairs(recorded, now, "")]
-    unequal = [pair for pair in pairs if pair.recorded != pair.now]
+    unequal = [pair for pair in pairs if pair.recorded != pair.now or _is_number(pair.recorded) != _is_number(pair.now)]
     sizes = [pair.size for pair in unequal]
     return Comparison(
         values=sum(_is_number(pair.recorded) for pair in pairs),

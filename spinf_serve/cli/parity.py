@@ -1,5 +1,6 @@
 """`spinf-serve parity [MODEL]`."""
 
+import functools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,8 @@ from spinf_serve.parity import (
     Fixture,
     Reference,
     bound_for,
+    check_belongs,
+    check_writable,
     compare_entries,
     read_fixture,
 )
@@ -56,6 +59,10 @@ def parity(
         fixture_path, reference_path = _paths(settings, fixture, reference)
         asked = read_fixture(fixture_path)
         recorded = None if record else Reference.read(reference_path)
+        if recorded is None:
+            check_writable(reference_path)
+        else:
+            check_belongs(recorded, asked, scheme_of(settings))
         made, found, info = _score(settings, asked, passes)
         bound = bound_for(recorded or made, info, asked)
         rows = [compare_entries((recorded or made).results, results, bound) for results in found]
@@ -88,18 +95,26 @@ def _score(settings: Settings, fixture: Fixture, passes: int) -> tuple[Reference
     from spinf_serve.engine_api import Engine  # loads torch
 
     report = for_standard_error()
-    with Engine.from_settings(settings, on_progress=report) as engine:
-        score = engine.score_jobs if fixture.is_jobs else engine.score
-        found = []
-        for number in range(passes):
-            report(f"pass {number + 1} of {passes}: {ARRANGEMENTS[number % len(ARRANGEMENTS)]}")
-            try:
+    opened = functools.partial(Engine.from_settings, settings, on_progress=report)
+    try:
+        with opened(first=fixture.body, jobs=fixture.is_jobs) as engine:
+            score = engine.score_jobs if fixture.is_jobs else engine.score
+            found = []
+            for number in range(passes):
+                report(f"pass {number + 1} of {passes}: {ARRANGEMENTS[number % len(ARRANGEMENTS)]}")
                 found.append(fixture.results(score(body) for body in fixture.bodies(number)))
-            except RequestError as error:
-                where = f" ({error.param})" if error.param else ""
-                raise StartRefused(f"the fixture is refused: {error.code}: {error.message}{where}") from None
-        made = Reference.of(engine.model.id, engine.model.revision, engine.info, fixture, found[0])
-        return made, found, engine.info
+            made = Reference.of(engine.model.id, engine.model.revision, engine.info, fixture, found[0])
+            return made, found, engine.info
+    except RequestError as error:
+        where = f" ({error.param})" if error.param else ""
+        raise StartRefused(f"the fixture is refused: {error.code}: {error.message}{where}") from None
+
+
+def scheme_of(settings: Settings) -> str | None:
+    """The scheme that the engine will choose, None where the card decides."""
+    if settings.quant != "auto":
+        return settings.quant
+    return settings.choice().manifest.schemes(settings.device)[0] if settings.device == "cpu" else None
 
 
 def _table(rows: list[dict[str, Comparison]]) -> str:

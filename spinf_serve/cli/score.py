@@ -54,5 +54,5 @@ def _read_request(request: str) -> bytes:
 def _score(settings: Settings, body: bytes, request_id: str) -> bytes:
     from spinf_serve.engine_api import Engine  # loads torch
 
-    with Engine.from_settings(settings, on_progress=for_standard_error()) as engine:
+    with Engine.from_settings(settings, on_progress=for_standard_error(), first=body) as engine:
         return engine.score_bytes(body, request_id)

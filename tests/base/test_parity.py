@@ -145,6 +145,11 @@ def test_any_difference_is_found_whatever_the_bound(now: Any, path: str) -> None
         assert difference.path == path
 
 
+@pytest.mark.parametrize(("recorded", "now"), [(True, 1), (1, True), (10**400, 1.0), (0.0, False)])
+def test_what_is_no_number_equals_none(recorded: Any, now: Any) -> None:
+    assert len(compare({"a": recorded}, {"a": now}, 1e-4).differences) == 1
+
+
 def test_small_differences_are_measured_and_pass_within_the_bound() -> None:
     now = json.loads(json.dumps(TREE).replace("0.25", "0.25005"))
     within = compare(TREE, now, 1e-4)

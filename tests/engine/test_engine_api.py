@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from spinf_serve import Engine
+from spinf_serve import Engine, snapshots
 from spinf_serve.cli import app
 from spinf_serve.protocol.errors import RequestError
 from spinf_serve.refusal import StartRefused
 from spinf_serve.settings import Settings
+from workers.engine.engine import ScoringEngine
 
 BODY: dict[str, Any] = {
     "messages": [{"role": "user", "content": "I was charged twice, please refund one of the charges."}],
@@ -153,6 +154,33 @@ def test_missing_packages_are_named(tiny_checkpoint: Path, monkeypatch: pytest.M
     monkeypatch.setattr("spinf_serve.extras.find_spec", lambda name: None if name == "torch" else name)
     with pytest.raises(StartRefused, match=r"torch not installed: pip install 'spinf-serve\[server\]'"):
         Engine(str(tiny_checkpoint), **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "reads_tokenizer"),
+    [
+        (b"{", "invalid_json", False),
+        (b'{"inputs": 3}', "invalid_field", False),
+        (json.dumps({**BODY, "messages": [{"content": "x " * 9000}]}).encode(), "content_too_long", True),
+    ],
+    ids=["no JSON", "no request", "too long"],
+)
+def test_score_refuses_a_bad_request_before_it_loads(
+    tiny_checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    body: bytes,
+    code: str,
+    reads_tokenizer: bool,
+) -> None:
+    """What its form shows costs not even the search for the weights."""
+    monkeypatch.setattr(ScoringEngine, "load", lambda *_: pytest.fail("the weights were read"))
+    if not reads_tokenizer:
+        monkeypatch.setattr(snapshots, "resolve", lambda *_: pytest.fail("the weights were looked for"))
+    (tmp_path / "request.json").write_bytes(body)
+    result = CliRunner().invoke(app, ["score", str(tmp_path / "request.json"), str(tiny_checkpoint), "--device", "cpu"])
+    assert result.exit_code == 1, result.output
+    assert json.loads(result.stderr.splitlines()[-1])["error"]["code"] == code
 
 
 def test_a_broken_tokenizer_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:

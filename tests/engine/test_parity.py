@@ -9,7 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from spinf_serve.cli import app
+from spinf_serve.parity import read_fixture
 from tests.support.tiny_gemma4 import make_tiny_gemma4
+from workers.engine.engine import ScoringEngine
 
 DATA = Path(__file__).resolve().parents[1] / "data/parity"
 FIXTURE, RECORDED = DATA / "fixture.json", DATA / "tiny_gemma4.json"
@@ -154,3 +156,50 @@ def test_a_refused_fixture_says_why(tiny_gemma4: Path, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "the fixture is refused: " in result.stderr
     assert not (tmp_path / "r.json").exists()
+
+
+@pytest.fixture
+def unloadable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads weights fails the test."""
+    monkeypatch.setattr(ScoringEngine, "load", lambda *_: pytest.fail("the weights were read"))
+
+
+TOO_LONG = {"jobs": [{"id": "a", "content": "word " * 70_000, "prompts": ["x"], "options": [" yes"]}]}
+
+
+@pytest.mark.parametrize("body", [{"jobs": []}, {"inputs": 3}, TOO_LONG], ids=["no job", "no inputs", "too long"])
+@pytest.mark.usefixtures("unloadable")
+def test_a_bad_fixture_costs_no_load(tiny_gemma4: Path, tmp_path: Path, body: Json) -> None:
+    fixture = tmp_path / "fixture.json"
+    fixture.write_text(json.dumps(body))
+    digest = read_fixture(fixture).digest
+    reference = edited(tmp_path, lambda value: value.update(fixture=digest))
+    result = parity(tiny_gemma4, "--fixture", fixture, "--reference", reference)
+    assert result.exit_code == 1, result.output
+    assert "the fixture is refused: " in result.stderr
+
+
+UNUSABLE: dict[str, tuple[Callable[[Json], Any], list[str], str]] = {
+    "scheme": (lambda value: value.update(scheme="bf16"), [], "recorded in scheme bf16, this is f32"),
+    "asked scheme": (lambda value: None, ["--quant", "bf16"], "recorded in scheme f32, this is bf16"),
+    "fixture": (lambda value: value.update(fixture="sha256:0"), [], "belongs to another fixture"),
+    "results": (lambda value: value.update(results=[1]), [], "is no parity reference: results is list"),
+    "versions": (lambda value: value.update(versions=None), [], "is no parity reference: versions is NoneType"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+@pytest.mark.usefixtures("unloadable")
+def test_an_unusable_reference_costs_no_load(tiny_gemma4: Path, tmp_path: Path, name: str) -> None:
+    edit, flags, message = UNUSABLE[name]
+    result = checked(tiny_gemma4, *flags, reference=edited(tmp_path, edit))
+    assert result.exit_code == 1, result.output
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize("name", [".", "absent/r.json"])
+@pytest.mark.usefixtures("unloadable")
+def test_a_reference_that_could_not_be_written_costs_no_load(tiny_gemma4: Path, tmp_path: Path, name: str) -> None:
+    result = checked(tiny_gemma4, "--record", reference=tmp_path / name)
+    assert result.exit_code == 1, result.output
+    assert "cannot be written" in result.stderr

@@ -4,16 +4,16 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from spinf_serve.config import PreprocessConfig
 from spinf_serve.packs.use import Shelf, asks_packs
 from spinf_serve.plan import ScorePlan, ScoreResult
 from spinf_serve.protocol.body import decode_body
 from spinf_serve.protocol.errors import RequestError
-from spinf_serve.protocol.jobs import read_jobs
+from spinf_serve.protocol.jobs import JobsRequest, read_jobs
 from spinf_serve.protocol.json import loads
-from spinf_serve.protocol.request import read_request
+from spinf_serve.protocol.request import ScoreRequest, read_request
 from workers.preprocess.assemble import Answer, assemble_response
 from workers.preprocess.compile import compile_request
 from workers.preprocess.encoder import Encoder, Tokenizer
@@ -88,14 +88,10 @@ class Preprocessor:
     def prepare(self, body: bytes, header: RequestHeader) -> Prepared:
         """Parses, checks and compiles one body. Raises `RequestError` with the first fault in document order."""
         started = time.perf_counter()
-        value = loads(decode_body(body, header.content_encoding, self.config.max_body_bytes))
-        if header.route == V0_SCORE:
-            return self._prepare_jobs(value, header, started)
-        config, chat = self.config, header.route == CHAT
-        shelf = self._shelf() if asks_packs(value) else Shelf()
-        request = read_request(
-            value, config.model, config.limits, trusted=header.trusted, needs_scoring=chat, shelf=shelf
-        )
+        config = self.config
+        request = read_body(body, header, config, self._shelf)
+        if isinstance(request, JobsRequest):
+            return self._prepare_jobs(request, header, started)
         compiled = compile_request(request, self._encoder, config.max_tokens)
         answer = self._answer(header, started, model=request.model or config.model.id)
         usage = compiled.layout.usage
@@ -110,8 +106,7 @@ class Preprocessor:
         }
         return Prepared(compiled.plan, _ScoreResponse(compiled.layout, answer), log)
 
-    def _prepare_jobs(self, value: Any, header: RequestHeader, started: float) -> Prepared:
-        request = read_jobs(value, self.config.limits)
+    def _prepare_jobs(self, request: JobsRequest, header: RequestHeader, started: float) -> Prepared:
         plan, layout = compile_jobs(request, self._encoder, self.config.max_tokens)
         prompts = sum(len(job.prompts) for job in request.jobs)
         log = {"inputs": len(request.jobs), "queries": prompts, "prompts": prompts, "tokens": len(plan.tokens)}
@@ -132,6 +127,23 @@ class Preprocessor:
         if result.logprobs.shape != prepared.plan.cols.shape:
             raise RequestError("engine_error", "the engine returned another number of values than was asked for")
         return prepared.response.to_bytes(result)
+
+
+def read_body(
+    body: bytes, header: RequestHeader, config: PreprocessConfig, shelf: Callable[[], Shelf]
+) -> ScoreRequest | JobsRequest:
+    """The request that a body holds, as far as it can be checked without a tokenizer. Raises `RequestError`."""
+    value = loads(decode_body(body, header.content_encoding, config.max_body_bytes))
+    if header.route == V0_SCORE:
+        return read_jobs(value, config.limits)
+    return read_request(
+        value,
+        config.model,
+        config.limits,
+        trusted=header.trusted,
+        needs_scoring=header.route == CHAT,
+        shelf=shelf() if asks_packs(value) else Shelf(),
+    )
 
 
 def error_body(error: BaseException, header: RequestHeader) -> bytes:

@@ -19,6 +19,10 @@ from workers.engine.export import weights_digest
 from workers.engine.quant import fp8
 from workers.preprocess.tokenizer import ContentTokenizer
 
+BODY = {
+    "messages": [{"content": "Where is my order?"}],
+    "scoring": {"queries": [{"id": "q", "template": "\nRefund?{?}", "options": [" yes", " no"]}]},
+}
 TEXTS = ("I was charged twice for September, please refund one of the charges. " * 3, "Where is my order?")
 
 
@@ -90,7 +94,7 @@ def test_a_bad_scale_refuses_the_start_by_name(source: Path, tmp_path: Path) -> 
     name = "model.layers.2.self_attn.o_proj.input_scale"
     change(snapshot, {name: torch.tensor([0.0])})
     request = tmp_path / "request.json"
-    request.write_text("{}")
+    request.write_text(json.dumps(BODY))
     assert f"{name} is 0.0" in refused("score", request, snapshot, "--device", "cpu")
 
 
