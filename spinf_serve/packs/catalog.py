@@ -151,7 +151,12 @@ class _Background:
         self._thread.start()
 
     def _run(self, environment: Environment, refresh: bool) -> None:
-        self._found.append(_read(OFFICIAL, environment, refresh))
+        try:
+            report = _read(OFFICIAL, environment, refresh)
+        except Exception as error:  # whatever it is, it must not be waited for
+            problem = f"pack source {OFFICIAL} cannot be used: {type(error).__name__}: {error}"
+            report = SourceReport(OFFICIAL, True, self._location, problems=[problem])
+        self._found.append(report)
 
     def report(self) -> SourceReport:
         self._thread.join(max(0.0, self._deadline - time.monotonic()))

@@ -10,9 +10,12 @@ from spinf_serve.packs.sources import SourceError
 
 MAX_EXPANDED_BYTES = 256 << 20
 MAX_ENTRIES = 20_000
+"""Files and folders, those that are only part of a path too."""
 MAX_PATH_CHARS = 1024
+MAX_DEPTH = 64
 _CHUNK = 1 << 16
 _GZIP = 31  # zlib's `wbits`
+_END = 1024  # bytes: a tar ends with two blocks of zeros
 _DRIVE = re.compile(r"[A-Za-z]:")
 
 
@@ -21,6 +24,7 @@ class _Expanded:
 
     def __init__(self, file: IO[bytes], max_bytes: int) -> None:
         self._file, self._left, self._max = file, max_bytes, max_bytes
+        self._written = 0  # bytes up to the last one that is not zero
         self._inflater = zlib.decompressobj(_GZIP)
 
     def read(self, size: int) -> bytes:
@@ -44,13 +48,22 @@ class _Expanded:
             if self._left < 0:
                 raise SourceError(f"the tarball expands to more than {self._max >> 20} MiB")
             if part:
+                if content := part.rstrip(b"\0"):
+                    self._written = self._max - self._left - len(part) + len(content)
                 return part
         return b""
 
-    def drain(self) -> None:
-        """Reads to the end, where gzip's checksum is."""
+    def finish(self, end: int) -> None:
+        """Reads to the end, where gzip's checksum is; the tar's entries end at `end`, and only zeros may follow.
+
+        Python's reader takes a damaged header for the end, and needs no end at all.
+        """
         while self._some(_CHUNK):
             pass
+        if self._written > end or self._inflater.unused_data.strip(b"\0") or self._file.read(_CHUNK).strip(b"\0"):
+            raise SourceError("the tarball is damaged: it goes on after its end")
+        if self._max - self._left < end + _END:
+            raise SourceError("the tarball is cut off")
 
 
 def extract(file: IO[bytes], target: Path, *, max_bytes: int = MAX_EXPANDED_BYTES) -> None:
@@ -61,15 +74,23 @@ def extract(file: IO[bytes], target: Path, *, max_bytes: int = MAX_EXPANDED_BYTE
     """
     target.mkdir()
     stream = _Expanded(file, max_bytes)
-    seen: dict[str, bool] = {}
+    seen: set[PurePosixPath] = set()
+    top: str | None = None
     try:
         with tarfile.open(fileobj=stream, mode="r|", errorlevel=2) as tar:  # type: ignore[call-overload]
             for count, member in enumerate(tar, 1):
-                if count > MAX_ENTRIES:
+                path = inner_path(member.name)
+                seen.update((path, *path.parents[:-1]))
+                if max(count, len(seen)) > MAX_ENTRIES:
                     raise SourceError(f"the tarball holds more than {MAX_ENTRIES} entries")
-                _place(tar, member, target, seen)
-        stream.drain()
-    except (tarfile.TarError, zlib.error, EOFError, UnicodeError) as error:
+                top = path.parts[0] if top is None else top
+                _place(tar, member, path, target, top)
+            end = tar.offset
+        stream.finish(end)
+    except SourceError:
+        raise
+    # The reader raises ValueError and its like for numbers of a header that are none.
+    except (tarfile.TarError, zlib.error, EOFError, ValueError, ArithmeticError, LookupError) as error:
         raise SourceError(f"the tarball is damaged: {error}") from None
     except OSError as error:
         raise SourceError(f"the tarball cannot be unpacked: {error.strerror or error}") from None
@@ -77,19 +98,15 @@ def extract(file: IO[bytes], target: Path, *, max_bytes: int = MAX_EXPANDED_BYTE
         raise SourceError("the tarball is empty")
 
 
-def _place(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path, seen: dict[str, bool]) -> None:
-    path = inner_path(member.name)
+def _place(tar: tarfile.TarFile, member: tarfile.TarInfo, path: PurePosixPath, target: Path, top: str) -> None:
     if not (member.isdir() or member.isreg()) or member.issparse():
         raise SourceError(
             f"the tarball holds {_shown(member.name)}, which is no plain file: links and devices are refused"
         )
-    top, *inner = path.parts
-    if seen and top not in seen:
+    first, *inner = path.parts
+    if first != top or not (inner or member.isdir()):
         raise SourceError(f"the tarball holds {_shown(member.name)} beside its top folder")
-    seen.setdefault(top, True)
     if not inner:
-        if not member.isdir():
-            raise SourceError(f"the tarball holds {_shown(member.name)} beside its top folder")
         return
     place = target.joinpath(*inner)
     if member.isdir():
@@ -110,6 +127,7 @@ def inner_path(name: str) -> PurePosixPath:
     """A tar name as a relative path. Raises `SourceError` for one that is absolute, escapes or is no name elsewhere."""
     path = PurePosixPath(name)
     bad = path.is_absolute() or ".." in path.parts or not path.parts or "\\" in name or "\0" in name
+    bad = bad or len(path.parts) > MAX_DEPTH
     if bad or _DRIVE.match(name) or len(name) > MAX_PATH_CHARS or any("\ud800" <= c <= "\udfff" for c in name):
         raise SourceError(f"the tarball holds a path that is not allowed: {_shown(name)}")
     return path

@@ -3,9 +3,12 @@
 import http.client
 import json
 import re
+import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import IO, Any
 from urllib.parse import quote, urlsplit
@@ -42,6 +45,7 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         old, new = urlsplit(req.full_url), urlsplit(newurl)
         if new.scheme not in ("http", "https") or (old.scheme == "https" and new.scheme != "https"):
+            fp.close()
             raise SourceError(f"{old.netloc} redirects to an address that is not secure")
         request = super().redirect_request(req, fp, code, msg, headers, newurl)
         if request is not None and (new.scheme, new.netloc) != (old.scheme, old.netloc):
@@ -96,6 +100,9 @@ class GitHub:
 
     def tarball(self, owner: str, repo: str, commit: str, file: IO[bytes]) -> None:
         """Writes the repository's gzip tarball at a commit to `file`, at most 64 MiB, whole or not at all."""
+        _within(FETCH_SECONDS, lambda: self._download(owner, repo, commit, file))
+
+    def _download(self, owner: str, repo: str, commit: str, file: IO[bytes]) -> None:
         deadline = time.monotonic() + FETCH_SECONDS
         with self._request(f"/repos/{owner}/{repo}/tarball/{commit}", deadline) as reply:
             expected = reply.headers.get("Content-Length")
@@ -129,20 +136,24 @@ class GitHub:
         return value
 
     def _get(self, path: str) -> dict[str, Any]:
-        deadline = time.monotonic() + RESOLVE_SECONDS
-        with self._request(path, deadline) as reply:
-            content = b""
-            for chunk in _chunks(reply, deadline):
-                content += chunk
-                if len(content) > _MAX_REPLY_BYTES:
-                    raise SourceError(f"{self._api}{path}: the answer is too long")
         try:
-            value = json.loads(content)
+            value = json.loads(_within(RESOLVE_SECONDS, lambda: self._content(path)))
+        except SourceError:
+            raise
         except (ValueError, RecursionError):
             raise SourceError(f"{self._api}{path}: the answer is not JSON") from None
         if not isinstance(value, dict):
             raise SourceError(f"{self._api}{path}: the answer is no object")
         return value
+
+    def _content(self, path: str) -> bytes:
+        deadline, content = time.monotonic() + RESOLVE_SECONDS, b""
+        with self._request(path, deadline) as reply:
+            for chunk in _chunks(reply, deadline):
+                content += chunk
+                if len(content) > _MAX_REPLY_BYTES:
+                    raise SourceError(f"{self._api}{path}: the answer is too long")
+        return content
 
     def _request(self, path: str, deadline: float) -> Any:
         headers = {"Accept": "application/vnd.github+json", "User-Agent": f"spinf-serve/{__version__}"}
@@ -165,6 +176,32 @@ class GitHub:
         if status in _TRY_LATER:
             return Unreachable(f"{self._api}{path} answered {status}")
         return SourceError(f"{self._api}{path} answered {status}")
+
+
+def _within[T](seconds: float, call: Callable[[], T]) -> T:
+    """What `call` returns or raises, or `Unreachable` after `seconds`.
+
+    A socket's own timeout starts anew with each byte and does not hold for names that are looked up, so that a server
+    which sends its headers slowly would never be given up. The thread that is left ends with the connection.
+    """
+    done: Future[T] = Future()
+    threading.Thread(target=_settle, args=(done, call), name="github", daemon=True).start()
+    try:
+        return done.result(timeout=seconds)
+    except TimeoutError:
+        if done.done():  # an error of the call, of the same type
+            raise
+        raise Unreachable("the answer did not arrive in time") from None
+    finally:
+        del done  # an error's traceback would hold it, and it the error, with the connection in both
+
+
+def _settle[T](done: Future[T], call: Callable[[], T]) -> None:
+    try:
+        done.set_result(call())
+    except Exception as error:
+        done.set_exception(error)
+        del done
 
 
 def _chunks(reply: Any, deadline: float) -> Any:

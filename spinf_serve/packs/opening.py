@@ -31,9 +31,10 @@ def open_source(source: Source, environment: Environment, *, refresh: bool = Fal
     resolved, warnings = _resolve(source, github, cache, refresh)
     root = cache.fetched(resolved.commit, partial(github.tarball, source.owner, source.repo, resolved.commit))
     # Only now: a ref is remembered when its files are here, so that the next start needs no network.
-    cache.remember(_key(resolved), resolved.commit)
-    if source.ref is None:
-        cache.remember(_DEFAULT_BRANCH, resolved.commit)
+    # What is remembered already is not written again: a cache that was filled for it may be read-only.
+    for ref in (_key(resolved), *([_DEFAULT_BRANCH] if source.ref is None else [])):
+        if cache.ref(ref) != resolved.commit:
+            cache.remember(ref, resolved.commit)
     folder = root / source.path
     if not folder.is_dir():
         raise SourceError(f"{source}: no such folder in the repository")

@@ -1,5 +1,6 @@
 """A stand-in for GitHub's API on the loopback: refs, tags and tarballs, and the ways in which a network fails."""
 
+import contextlib
 import io
 import json
 import tarfile
@@ -45,7 +46,7 @@ class Hub:
     default_branch: str = "main"
     redirect_to: str | None = None
     token: str | None = None
-    fail: dict[str, Any] = field(default_factory=dict)  # a status, "cut" or "stall"
+    fail: dict[str, Any] = field(default_factory=dict)  # a status, "cut", "stall" or "drip"
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     release: threading.Event = field(default_factory=threading.Event)
 
@@ -65,12 +66,22 @@ def hub_server(**facts: Any) -> Iterator[Hub]:
             failure = next((what for prefix, what in hub.fail.items() if self.path.startswith(prefix)), None)
             if failure == "stall":
                 hub.release.wait(20)
+            elif failure == "drip":
+                self._drip()
             elif isinstance(failure, int):
                 self._reply(failure, b"{}")
             elif hub.token is not None and self.headers.get("Authorization") != f"Bearer {hub.token}":
                 self._reply(404, b"{}")
             else:
                 self._answer(cut=failure == "cut")
+
+        def _drip(self) -> None:
+            """Headers without end, a byte at a time: each is in time for a socket's timeout."""
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+            with contextlib.suppress(OSError):
+                while not hub.release.wait(0.05):
+                    self.wfile.write(b"x")
+            self.close_connection = True
 
         def _answer(self, *, cut: bool) -> None:
             prefix = "/repos/acme/packs"

@@ -100,6 +100,25 @@ def test_an_official_source_that_never_answers_delays_nothing(
     assert "gave no answer in" in found.warnings[0]
 
 
+def test_an_official_source_that_breaks_its_reader_is_logged(
+    monkeypatch: pytest.MonkeyPatch, repository: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SPINF_PACKS_OFFICIAL", str(write_repository(tmp_path / "official", [small_pack()])))
+    read = catalog_module.read_repository
+
+    def broken(root: Path) -> Any:
+        if root.name == "official":
+            raise KeyError("packs")
+        return read(root)
+
+    monkeypatch.setattr(catalog_module, "read_repository", broken)
+    found = catalog(repository, official=True)
+    assert (list(found.packs), found.problems) == (["acme/guard"], [])
+    assert found.warnings == [
+        "pack source official cannot be used: KeyError: 'packs'; starting without the official packs"
+    ]
+
+
 def test_an_unreachable_official_source_is_logged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPINF_PACKS_OFFICIAL", "github:acme/packs@1.0")
     started = time.monotonic()

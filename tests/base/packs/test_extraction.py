@@ -54,6 +54,33 @@ def sparse(size: int) -> bytes:
     return buffer.getvalue()
 
 
+def with_headers(headers: dict[str, str]) -> bytes:
+    """A file with PAX headers that are no sense."""
+    info = tarfile.TarInfo(TOP + "x")
+    info.pax_headers = headers
+    return packed(info)
+
+
+def without_header(name: str) -> bytes:
+    """A file's header destroyed, so that nothing tells where the entries after it begin."""
+    plain = bytearray(gzip.decompress(packed((name, tarfile.REGTYPE, b"x"), (TOP + "last", tarfile.REGTYPE, b"x"))))
+    at = plain.index(name.encode())
+    plain[at : at + 512] = b"?" * 512
+    return gzip.compress(bytes(plain))
+
+
+def without_end() -> bytes:
+    plain = gzip.decompress(packed((TOP + "last", tarfile.REGTYPE, b"x")))
+    return gzip.compress(plain.rstrip(b"\0").ljust(-(-len(plain.rstrip(b"\0")) // 512) * 512, b"\0"))
+
+
+def two_members() -> bytes:
+    """One tar in two gzip members: a reader of the first would see half of it."""
+    plain = gzip.decompress(packed((TOP + "last", tarfile.REGTYPE, b"x")))
+    at = plain.index(b"top/last")
+    return gzip.compress(plain[:at]) + gzip.compress(plain[at:])
+
+
 def absolute() -> bytes:
     """A tarball whose every path is absolute, so that none stands out."""
     buffer = io.BytesIO()
@@ -112,6 +139,20 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "no tar": lambda: gzip.compress(b"hello" * 200),
     "empty file": lambda: b"",
     "empty tar": lambda: gzip.compress(bytes(10240)),
+    "sparse map that is no number": lambda: with_headers({"GNU.sparse.map": "0,1,2,x"}),
+    "sparse version without a map": lambda: with_headers(
+        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"}
+    ),
+    "size that is negative": lambda: with_headers({"size": "-5"}),
+    "header destroyed": lambda: without_header(TOP + "middle"),
+    "no end": lambda: without_end(),
+    "two gzip members": lambda: two_members(),
+    "two tarballs": lambda: packed() + packed(),
+    "garbage after the end": lambda: packed() + b"garbage",
+    "many folders in few paths": lambda: packed(
+        *((f"{TOP}{i}/" + "x/" * 20 + "x", tarfile.REGTYPE, b"") for i in range(4))
+    ),
+    "deep path": lambda: packed((TOP + "x/" * 70 + "x", tarfile.REGTYPE, b"")),
     "too many entries": lambda: tarball({f"f{i}": b"" for i in range(60)}),
 }
 
@@ -146,6 +187,13 @@ def test_a_plain_tarball_is_unpacked_without_its_top_folder(tmp_path: Path) -> N
     extract(io.BytesIO(tarball(files)), tmp_path / "out")
     found = {path.relative_to(tmp_path / "out").as_posix(): path.read_bytes() for path in _files(tmp_path / "out")}
     assert found == files
+
+
+@pytest.mark.parametrize("padding", [0, 512, 10240])
+def test_zeros_after_the_end_are_padding(tmp_path: Path, padding: int) -> None:
+    plain = gzip.decompress(packed())
+    extract(io.BytesIO(gzip.compress(plain + bytes(padding)) + bytes(padding)), tmp_path / "out")
+    assert [path.name for path in _files(tmp_path / "out")] == ["good.json"]
 
 
 def test_just_within_the_size_limit(tmp_path: Path) -> None:

@@ -1,14 +1,17 @@
 """Sources on a stand-in server: refs, tokens, failures, the cache, and processes that want it at once."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -156,6 +159,41 @@ def test_a_server_that_never_answers(hub: Hub, environment: Environment, monkeyp
     hub.fail["/repos/acme/packs/git"] = "stall"
     with pytest.raises(Unreachable):
         opened(environment)
+
+
+@pytest.mark.parametrize("path", ["/repos/acme/packs/git", TARBALL])
+def test_a_server_that_answers_a_byte_at_a_time_is_given_up(
+    hub: Hub, environment: Environment, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(github, "RESOLVE_SECONDS", 1.0)
+    monkeypatch.setattr(github, "FETCH_SECONDS", 1.0)
+    hub.fail[path] = "drip"
+    started = time.monotonic()
+    with pytest.raises(Unreachable, match="did not arrive in time"):
+        opened(environment)
+    assert time.monotonic() - started < 5
+    assert _cache(environment).folder(SHA) is None
+    assert list((_cache(environment).root / "commits").glob("*")) == []
+
+
+@pytest.mark.parametrize("text", ["github:acme/packs@1.0", "github:acme/packs@main", "github:acme/packs"])
+def test_a_filled_cache_is_not_written_again(
+    hub: Hub, environment: Environment, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """It may be part of an image, or mounted for reading only."""
+    root = opened(environment, text)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("mkstemp", "mkdtemp"):
+        monkeypatch.setattr(tempfile, name, refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    assert opened(environment, text) == root
+    hub.refs["heads/main"] = {"type": "commit", "sha": OTHER_SHA}
+    hub.refs["tags/1.0"] = {"type": "commit", "sha": OTHER_SHA}
+    with pytest.raises(SourceError, match="cannot be written: Read-only"):
+        opened(environment, text, refresh=True)
 
 
 def test_a_tarball_cut_off_leaves_nothing_and_the_next_try_works(hub: Hub, environment: Environment) -> None:
