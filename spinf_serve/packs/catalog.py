@@ -129,6 +129,10 @@ def _read(text: str, environment: Environment, refresh: bool) -> SourceReport:
     report.warnings += opened.warnings
     report.warnings += [f"pack source {text}: {warning}" for warning in report.repository.warnings]
     report.problems += [f"pack source {text}: {problem}" for problem in report.repository.problems]
+    if report.problems and opened.cached is not None:
+        report.warnings.append(
+            f"pack source {text}: fetched into {opened.cached}: if damaged there, delete that folder"
+        )
     if not (report.repository.packs or report.problems):
         report.problems.append(f"pack source {text}: {no_packs(opened.root)}, drafts aside")
     return report

@@ -12,11 +12,15 @@ from spinf_serve.packs.sources import Environment, FolderSource, GitHubSource, S
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Where a source's files are, the commit they are of (None for a folder), and what the log should say."""
+    """Where a source's files are, the commit they are of (None for a folder), and what the log should say.
+
+    `cached` is the folder of the whole commit in the cache.
+    """
 
     root: Path
     commit: str | None = None
     warnings: tuple[str, ...] = ()
+    cached: Path | None = None
 
 
 def open_source(source: Source, environment: Environment, *, refresh: bool = False) -> Opened:
@@ -38,7 +42,7 @@ def open_source(source: Source, environment: Environment, *, refresh: bool = Fal
     folder = root / source.path
     if not folder.is_dir():
         raise SourceError(f"{source}: no such folder in the repository")
-    return Opened(folder, resolved.commit, warnings)
+    return Opened(folder, resolved.commit, warnings, root)
 
 
 _BRANCH_MARK = ":"  # no ref holds a colon

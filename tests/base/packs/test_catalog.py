@@ -1,6 +1,7 @@
 """The rules between sources: models, namespaces, ids given twice, the official source, defaults."""
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,24 @@ def test_a_repository_that_was_fetched_needs_no_network_later(
     again = load_catalog(settings, online)
     assert (list(again.packs), again.warnings) == (["spinf/moderation"], [])
     assert again.sources[0].commit == SHA
+
+
+def test_a_damaged_cache_says_where_it_is(hub: Hub, environment: Environment, repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "top").mkdir()
+    repository.rename(tmp_path / "top" / "tree")
+    hub.tarballs[SHA] = folder_tarball(tmp_path / "top")
+    source = "github:acme/packs@1.0#tree"
+    settings = PackSettings(models=MODELS, sources=(source,), official=False)
+    assert list(load_catalog(settings, environment).packs) == ["acme/guard"]
+    [manifest] = environment.cache_dir.rglob("prompt-packs.json")
+    manifest.write_text("{")
+    found = load_catalog(settings, environment)
+    assert len(found.problems) == 1
+    folder = manifest.parents[1]
+    assert folder.name == SHA
+    assert found.warnings == [f"pack source {source}: fetched into {folder}: if damaged there, delete that folder"]
+    shutil.rmtree(folder)
+    assert list(load_catalog(settings, environment).packs) == ["acme/guard"]
 
 
 def with_statuses(root: Path, *statuses: str) -> Path:
