@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says of this machine, without torch: a start without a usable GPU is refused at once.
+"""Whether this machine can serve on a GPU, without torch: what cannot is refused at once, before any download.
 
 The driver is asked in a process of its own, so that the supervisor holds no handle of a GPU. `refusal` names what no
 retry cures; a driver that is only not ready yet is left to the engine, whose start may be tried again.
@@ -6,9 +6,13 @@ retry cures; a driver that is only not ready yet is left to the engine, whose st
 
 import ctypes
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
+import tempfile
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +21,8 @@ LIBRARY = "libcuda.so.1"
 LEAST_CAPABILITY = (8, 0)
 """Ampere: the first with bf16 tensor cores."""
 
+_LAUNCHER = "#include <Python.h>\n#include <stdlib.h>\nint main(void) { return 0; }\n"
+_PACKAGES = "gcc, the C library's headers and Python's (Debian: apt-get install gcc libc6-dev python3-dev)"
 _ASK_S = 60.0  # a driver that has to wake up many GPUs takes seconds
 _NO_DEVICE = (100, 101)  # CUDA_ERROR_NO_DEVICE, _INVALID_DEVICE
 _MISMATCHES = (803, 804)  # CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, _COMPAT_NOT_SUPPORTED_ON_DEVICE
@@ -112,12 +118,38 @@ def refusal(device: str, driver: Driver, built_for: tuple[int, int] | None) -> s
     return None
 
 
+def compiler_refusal() -> str | None:
+    """Why Triton cannot build the launchers of its kernels, in one sentence; None where a trial succeeds."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        return f"no C compiler is found (gcc, clang, or CC), which Triton needs: install {_PACKAGES}"
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "launcher.c")
+        source.write_text(_LAUNCHER, encoding="utf-8")
+        command = [compiler, str(source), "-shared", "-fPIC", f"-I{_headers()}", "-o", str(Path(folder, "launcher.so"))]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        except (OSError, subprocess.SubprocessError) as error:
+            return f"the C compiler {compiler} cannot be run ({error}): install {_PACKAGES}"
+    if not done.returncode:
+        return None
+    said = next((line.strip() for line in done.stderr.splitlines() if "error" in line), "no reason given")
+    return f"{compiler} cannot compile Triton's launchers ({said[:200]}): install {_PACKAGES}"
+
+
+def _headers() -> str:
+    """Where Triton looks for Python.h."""
+    scheme = sysconfig.get_default_scheme()
+    return sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"]
+
+
 def machine_refusal(device: str) -> str | None:
-    """`refusal` for this machine; None for the CPU, and where the driver gave no answer."""
+    """Why this machine cannot serve on `device`; None for the CPU. A driver that gives no answer refuses nothing."""
     if device == "cpu":
         return None
     driver = ask_driver()
-    return None if driver is None else refusal(device, driver, torch_cuda())
+    reason = None if driver is None else refusal(device, driver, torch_cuda())
+    return reason or compiler_refusal()
 
 
 def _dotted(version: tuple[int, int]) -> str:

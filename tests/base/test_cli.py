@@ -170,6 +170,7 @@ def test_a_machine_without_a_gpu_says_so_at_once(
 
 def test_a_gpu_is_no_reason_to_refuse(started: list[Settings], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "ask_driver", lambda: gpus.Driver((13, 0), 0, ((9, 0),)))
+    monkeypatch.setattr(gpus, "compiler_refusal", lambda: None)
     assert invoke("serve").exit_code == 5
     assert started[0].device == "cuda:0"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spinf_serve import gpus
-from spinf_serve.gpus import Driver, machine_refusal, refusal, torch_cuda
+from spinf_serve.gpus import Driver, compiler_refusal, machine_refusal, refusal, torch_cuda
 
 HOPPER = Driver((13, 0), 0, ((9, 0), (7, 5)))
 
@@ -58,6 +58,7 @@ def test_a_driver_that_gives_no_answer_refuses_nothing(monkeypatch: pytest.Monke
         raise subprocess.TimeoutExpired("python", 60)
 
     monkeypatch.setattr(subprocess, "run", hangs)
+    monkeypatch.setattr(gpus, "compiler_refusal", lambda: None)
     assert machine_refusal("cuda:0") is None
 
 
@@ -84,3 +85,54 @@ def test_the_cuda_version_of_torch(
     (tmp_path / "torch" / "version.py").write_text(text)
     monkeypatch.setattr(gpus, "find_spec", lambda _name: type("Spec", (), {"origin": str(tmp_path / "torch/x.py")}))
     assert torch_cuda() == found
+
+
+# The compiler
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_compiler_that_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", str(script(tmp_path / "cc", "exit 0")))
+    assert compiler_refusal() is None
+
+
+def test_no_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = compiler_refusal() or ""
+    assert said.startswith("no C compiler is found")
+    assert "apt-get install gcc libc6-dev python3-dev" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("echo 'launcher.c:1: fatal error: Python.h: No such file' >&2; exit 1", "fatal error: Python.h"),
+        ("exit 3", "no reason given"),
+    ],
+)
+def test_a_compiler_without_headers_is_quoted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, reason: str
+) -> None:
+    monkeypatch.setenv("CC", str(script(tmp_path / "cc", text)))
+    said = compiler_refusal() or ""
+    assert reason in said
+    assert "install gcc" in said
+
+
+def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CC", str(tmp_path / "nowhere"))
+    assert "cannot be run" in (compiler_refusal() or "")
+
+
+def test_a_machine_is_asked_for_a_compiler_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "ask_driver", lambda: HOPPER)
+    monkeypatch.setattr(gpus, "torch_cuda", lambda: (13, 0))
+    monkeypatch.setattr(gpus, "compiler_refusal", lambda: "no compiler")
+    assert machine_refusal("cuda:0") == "no compiler"
+    assert machine_refusal("cpu") is None

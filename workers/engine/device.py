@@ -5,10 +5,6 @@ that another process still holds) is a `RuntimeError`: the supervisor tries agai
 """
 
 import importlib
-import os
-import shutil
-import subprocess
-import sysconfig
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from spinf_serve.gpus import Driver, read_driver, refusal
+from spinf_serve.gpus import Driver, compiler_refusal, read_driver, refusal
 from workers.engine.errors import LoadError
 
 FP8_CAPABILITY = (8, 9)
@@ -26,8 +22,6 @@ MARGIN = 4 << 30
 """Bytes beside the weights that the automatic choice keeps for passes: without them bf16 does not count as fitting."""
 
 _GIB = 1 << 30
-_LAUNCHER = "#include <Python.h>\n#include <stdlib.h>\nint main(void) { return 0; }\n"
-_PACKAGES = "gcc, the C library's headers and Python's (Debian: apt-get install gcc libc6-dev python3-dev)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,33 +56,15 @@ def check_driver(device: str, driver: Driver) -> None:
         raise RuntimeError(f"--device {device}: the NVIDIA driver is not ready (error {driver.status})")
 
 
-def check_compiler() -> None:
-    """LoadError where Triton cannot build its launchers: no Triton, no C compiler, headers missing, cache read-only."""
+def check_triton() -> None:
+    """LoadError where kernels cannot be compiled: no Triton, no C compiler for its launchers, a read-only cache."""
     try:
         importlib.import_module("triton")
     except ImportError as error:
         raise LoadError(f"Triton cannot be imported ({error}): pip install 'spinf-serve[server]'") from None
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        raise LoadError(f"no C compiler is found (gcc, clang, or CC), which Triton needs: install {_PACKAGES}")
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "launcher.c")
-        source.write_text(_LAUNCHER, encoding="utf-8")
-        command = [compiler, str(source), "-shared", "-fPIC", f"-I{_headers()}", "-o", str(Path(folder, "launcher.so"))]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
-        except (OSError, subprocess.SubprocessError) as error:
-            raise LoadError(f"the C compiler {compiler} cannot be run ({error}): install {_PACKAGES}") from None
-    if done.returncode:
-        said = next((line.strip() for line in done.stderr.splitlines() if "error" in line), "no reason given")
-        raise LoadError(f"{compiler} cannot compile Triton's launchers ({said[:200]}): install {_PACKAGES}")
+    if reason := compiler_refusal():
+        raise LoadError(reason)
     _check_cache()
-
-
-def _headers() -> str:
-    """Where Triton looks for Python.h."""
-    scheme = sysconfig.get_default_scheme()
-    return sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"]
 
 
 def _check_cache() -> None:
@@ -108,7 +84,7 @@ def _check_cache() -> None:
 def open_card(device: str) -> Card:
     """The card behind `device` (cuda:N), once driver and compiler are checked; torch's default device afterwards."""
     check_driver(device, read_driver())
-    check_compiler()
+    check_triton()
     index = int(device.partition(":")[2] or 0)
     torch.cuda.set_device(index)  # the context is made here: a card that is held exclusively raises RuntimeError
     facts = torch.cuda.get_device_properties(index)
