@@ -35,6 +35,7 @@ from workers.engine.kernels.gelu_mul import kernel as gelu_kernel
 from workers.engine.kernels.rms_norm import kernel as norm_kernel
 from workers.engine.kernels.rotary import HeadLayout
 from workers.engine.kernels.rotary import kernel as rotary_kernel
+from workers.engine.quant import rounding
 
 pytestmark = pytest.mark.skipif(has_device(), reason="kernels run on the device, not interpreted")
 
@@ -121,11 +122,19 @@ def test_encode_far_out(name: str) -> None:
 
 
 def test_scales_in_the_middle_of_a_tensor() -> None:
-    scales = torch.tensor([1.0, 2.0**-8, 0.005])
-    y = draw_rows(3, 20)
-    for i, name in ((1, "static"), (2, "static-odd")):
-        ours = encode_kernel.encode(y, Encoding("fp8_static", torch.bfloat16, scales[i : i + 1]))
-        assert same(ours, exact(y, encoding(name)))
+    """Powers of two, and numbers of few bits that are none."""
+    scales = torch.tensor([1.0, 2.0**-8, 0.005, 1.5 * 2**-8, 2.0**-126])
+    for i in range(len(scales)):
+        wanted = Encoding("fp8_static", torch.bfloat16, scales[i : i + 1])
+        y = ties(wanted, 3, 300)
+        assert same(encode_kernel.encode(y, wanted), exact(y, wanted))
+
+
+def test_the_scale_of_a_long_stream() -> None:
+    """More rows than are looked at in one step, the largest number in the last row."""
+    amax, scale = torch.arange(11.0), torch.empty(1)
+    encode_kernel._stream_scale_kernel[(1,)](amax, scale, 11, 4)
+    assert same_bits(scale, rounding.scale_for(torch.tensor([10.0]), rounding.E4M3_MAX))
 
 
 PIECES = [(0, 1), (5, 3), (16, 1)]
