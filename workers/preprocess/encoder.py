@@ -30,6 +30,7 @@ class Encoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._tokens: dict[str, Tokens] = {"": ()}
+        self._tails: dict[str, str] = {}
         self._kept = 0
         self.bos: Tokens = () if tokenizer.bos_id is None else (tokenizer.bos_id,)
         self.max_token_bytes = tokenizer.max_token_bytes
@@ -40,23 +41,30 @@ class Encoder:
         if tokens is None:
             tokens = tuple(self._tokenizer.encode(text))
             if len(text) <= _MAX_KEPT_CHARS:
-                self._keep(text, tokens)
+                self._count(text)
+                self._tokens[text] = tokens
         return tokens
 
     def encode_once(self, text: str) -> Tokens:
         """`encode` for a text that will hardly come again, such as a content."""
         return tuple(self._tokenizer.encode(text))
 
-    def _keep(self, text: str, tokens: Tokens) -> None:
+    def _count(self, text: str) -> None:
+        """One more text is kept; everything is forgotten before it becomes too much."""
         self._kept += len(text)
         if self._kept > _MAX_KEPT:
-            self._tokens, self._kept = {"": ()}, len(text)
-        self._tokens[text] = tokens
+            self._tokens, self._tails, self._kept = {"": ()}, {}, len(text)
 
     def clean_tail(self, text: str) -> str:
         """What of `text` a continuation can change; all of it where no clean place is near its end."""
-        cut = self._tokenizer.clean_cut(text)
-        return text if cut is None else text[cut:]
+        tail = self._tails.get(text)
+        if tail is None:
+            cut = self._tokenizer.clean_cut(text)
+            tail = text if cut is None else text[cut:]
+            if len(text) <= _MAX_KEPT_CHARS:
+                self._count(text)
+                self._tails[text] = tail
+        return tail
 
     def clean_cut(self, text: str) -> int | None:
         """The last place where `text` may be cut whatever follows it."""
