@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from spinf_serve.plan import ScorePlan
 from workers.engine.errors import LoadError
+from workers.engine.kernels.encoding import Encoding
+from workers.engine.kernels.encoding import Encoding
 from workers.engine.kernels.products import RowRule
 from workers.engine.models import GemmaModel, model_config
 from workers.engine.models.config import read_config
@@ -29,6 +31,26 @@ class _Observed(nn.Module):
         self.linear = linear
         self.rows = 0
         self.amax = torch.zeros(())
+
+    @property
+    def encoding(self) -> Encoding:
+        """The linear's."""
+        return self.linear.encoding
+
+    @property
+    def pending(self) -> Tensor | None:
+        """The linear's."""
+        return self.linear.pending
+
+    @property
+    def encoding(self) -> Encoding:
+        """That of the linear."""
+        return self.linear.encoding
+
+    @property
+    def pending(self) -> Tensor | None:
+        """That of the linear."""
+        return self.linear.pending
 
     def forward(self, x: Tensor, rule: RowRule) -> Tensor:
         x = x.clone()
@@ -95,10 +117,13 @@ def _text_plan(tokens: Sequence[int]) -> ScorePlan:
 
 
 def calibrate(
-    snapshot_dir: Path, texts: Iterable[Sequence[int]], on_text: Callable[[int], None] | None = None
+    snapshot_dir: Path,
+    texts: Iterable[Sequence[int]],
+    on_text: Callable[[int], None] | None = None,
+    on_load: Progress | None = None,
 ) -> dict[str, float]:
-    """amax of every linear over the texts; `on_text` is called with the number of texts done."""
-    calibrator = Calibrator(snapshot_dir)
+    """amax of every linear over the texts; `on_text` is called with the number of texts done, `on_load` with bytes."""
+    calibrator = Calibrator(snapshot_dir, on_load)
     for done, tokens in enumerate(texts, start=1):
         calibrator.run(tokens)
         if on_text is not None:

@@ -88,12 +88,12 @@ class CudaRunner:
             store = KVStore(self.model.kv_shapes(), content.length, self.model.head_weight, rows_first=True)
             self.stores[content.key, content.job] = store
             captures.append(Capture(store, content.start))
-        host = buffer.pack(pinned=True)
+        host = buffer.pack(pinned=self.device.type == "cuda")
         return CudaStagedPass(packed, rows, host, slots, attention, stores, tuple(captures))
 
     @torch.inference_mode()
-    def launch(self, staged: CudaStagedPass) -> CudaPendingPass:
-        """Queue the pass on the device's stream and return: passes run in the order of their launch."""
+    def forward(self, staged: CudaStagedPass) -> Tensor:
+        """Queue the pass on the device's stream → log P of every entry [C], on the device."""
         buffer = DeviceBuffer(staged.host, self.device)
         arrays = {name: buffer.get(slot) for name, slot in staged.slots.items()}
         forward = Forward(
@@ -105,7 +105,11 @@ class CudaRunner:
             captures=staged.captures,
             rule=self.rule,
         )
-        values = self.model.logprobs(forward, arrays["entry_rows"], arrays["entry_cols"])
+        return self.model.logprobs(forward, arrays["entry_rows"], arrays["entry_cols"])
+
+    def launch(self, staged: CudaStagedPass) -> CudaPendingPass:
+        """Queue the pass and return: passes run in the order of their launch."""
+        values = self.forward(staged)
         out = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         out.copy_(values, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -124,15 +124,20 @@ class GemmaBody(nn.Module):
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype)
         self.layers = nn.ModuleList(GemmaLayer(config, i, dtype) for i in range(len(config.layer_types)))
         self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
+        self.inv_freq: dict[str, Tensor] = {}
+
+    def loaded(self) -> None:
+        """Rotary frequencies of each layer type, computed on the CPU wherever the model lies."""
+        config, device = self.config, self.embed_tokens.weight.device
+        self.inv_freq = {
+            kind: config.rotary[kind].inv_freq(layout.head_dim).to(device) for kind, layout in config.layouts.items()
+        }
 
     def forward(self, fwd: Forward) -> Tensor:
         """The final hidden rows that are read [R, K] float32."""
         config = self.config
         x = embedding(fwd.tokens, self.embed_tokens.weight, config.hidden_size**0.5)
-        tables = {
-            kind: rotary_table(fwd.positions, config.rotary[kind].inv_freq(layout.head_dim))
-            for kind, layout in config.layouts.items()
-        }
+        tables = {kind: rotary_table(fwd.positions, frequencies) for kind, frequencies in self.inv_freq.items()}
         layers = cast(list[GemmaLayer], list(self.layers))
         following = [Following(layer.input_layernorm, layer.input_encoding) for layer in layers]
         following.append(Following(self.norm, Encoding("float", torch.float32)))
@@ -209,7 +214,7 @@ class GemmaModel(nn.Module):
     def loaded(self) -> None:
         """Called once when every weight is in place: derived tensors are made here."""
         for module in self.modules():
-            if isinstance(module, RMSNorm | TreeSelfAttention):
+            if isinstance(module, RMSNorm | TreeSelfAttention | GemmaBody):
                 module.loaded()
 
     def kv_shapes(self) -> list[tuple[int, int]]:

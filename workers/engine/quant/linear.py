@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from workers.engine.kernels import dispatch
 from workers.engine.kernels.encoding import Activation, Encoding, Kind
 from workers.engine.kernels.linear import coded_linear, linear
 from workers.engine.kernels.products import RowRule
@@ -47,7 +48,7 @@ class QuantLinear(nn.Module, ABC):
     @property
     def on_gpu(self) -> bool:
         """Whether the products run on codes."""
-        return self.weight.is_cuda
+        return dispatch.on_gpu(self.weight)
 
     @property
     def encoding(self) -> Encoding:

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from workers.engine.kernels import dispatch
 from workers.engine.kernels.encode import cpu
 from workers.engine.kernels.encoding import Activation, Encoding
 
@@ -15,7 +16,7 @@ def encode(y: Tensor, encoding: Encoding) -> Activation:
     codes to nearest with ties to even. The scale of `fp8_stream` is taken over all T rows, padding among them. NaN
     stays NaN in e4m3 and in a scale; in int8 it has no code.
     """
-    if y.device.type == "cuda":
+    if dispatch.on_gpu(y):
         from workers.engine.kernels.encode import kernel
 
         return kernel.encode(y, encoding)

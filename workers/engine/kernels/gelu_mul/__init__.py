@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from workers.engine.kernels import dispatch
 from workers.engine.kernels.encoding import Activation, Encoding
 from workers.engine.kernels.gelu_mul import cpu
 
@@ -19,7 +20,7 @@ def gelu_mul_encode(gate_up: Tensor, encoding: Encoding, pending: Tensor | None 
     pending: p [2] float32, scales that the product before left to its reader; None for 1. On the CPU there are none,
     the kind is `float`, and its dtype that of `gate_up` (ValueError). May overwrite its input.
     """
-    if gate_up.device.type == "cuda":
+    if dispatch.on_gpu(gate_up):
         from workers.engine.kernels.gelu_mul import kernel
 
         return kernel.gelu_mul_encode(gate_up, encoding, pending)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from workers.engine.kernels import dispatch
 from workers.engine.kernels.encoding import Activation, Codes
 from workers.engine.kernels.linear import cpu, library
 from workers.engine.kernels.products import RowRule
@@ -15,7 +16,7 @@ def linear(x: Tensor, weight: Tensor, rule: RowRule) -> Tensor:
 
     T may be any number of rows: the op pads to the rule's step.
     """
-    if x.device.type == "cuda":
+    if dispatch.on_gpu(x):
         from workers.engine.kernels.linear import kernel
 
         return kernel.linear(x, weight)

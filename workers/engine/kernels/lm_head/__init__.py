@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from workers.engine.kernels import dispatch
 from workers.engine.kernels.lm_head import cpu
 from workers.engine.kernels.products import RowRule
 
@@ -16,7 +17,7 @@ def lm_head_logprobs(
     x [R, K] float32, rounded to the type of weight [V, K] (on CUDA: bf16); entry c reads row entry_rows[c] at
     vocabulary id entry_cols[c] (both [C] int64); cap(z) = softcap · tanh(z / softcap), the identity for None.
     """
-    if weight.device.type == "cuda":
+    if dispatch.on_gpu(weight):
         from workers.engine.kernels.lm_head import kernel
 
         return kernel.lm_head_logprobs(x, weight, entry_rows, entry_cols, softcap)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from workers.engine.kernels import dispatch
 from workers.engine.kernels.encoding import Activation, Encoding
 from workers.engine.kernels.rms_norm import cpu
 
@@ -14,7 +15,7 @@ def rms_norm(x: Tensor, scale: Tensor | None, eps: float, dtype: torch.dtype = t
 
     `scale` is the whole factor, float32: 1 + w where a family stores w. None: no factor.
     """
-    if x.device.type == "cuda":
+    if dispatch.on_gpu(x):
         from workers.engine.kernels.rms_norm import kernel
 
         rows = kernel.norm_encode(x.reshape(-1, x.shape[-1]), scale, eps, Encoding("float", dtype))
@@ -25,7 +26,7 @@ def rms_norm(x: Tensor, scale: Tensor | None, eps: float, dtype: torch.dtype = t
 
 def norm_encode(x: Tensor, scale: Tensor | None, eps: float, encoding: Encoding) -> Activation:
     """x [T, K] → `rms_norm` of its rows in `encoding`; on the CPU the kind `float` alone (ValueError)."""
-    if x.device.type == "cuda":
+    if dispatch.on_gpu(x):
         from workers.engine.kernels.rms_norm import kernel
 
         return kernel.norm_encode(x, scale, eps, encoding)
@@ -48,7 +49,7 @@ def residual_norm(
     x [T, K] float32, h [T, K] float32 or bf16, post_scale and next_scale [K] float32, layer_scalar [1] float32 or None
     for 1. All in float32; a number is rounded once, when it is written. On the CPU the kind `float` alone (ValueError).
     """
-    if x.device.type == "cuda":
+    if dispatch.on_gpu(x):
         from workers.engine.kernels.rms_norm import kernel
 
         return kernel.residual_norm(x, h, post_scale, layer_scalar, next_scale, eps, encoding)

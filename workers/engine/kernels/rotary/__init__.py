@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from workers.engine.kernels import dispatch
 from workers.engine.kernels.rotary import cpu
 
 __all__ = ["HeadLayout", "qkv_norm_rotary", "rotary_table"]
@@ -67,7 +68,7 @@ def qkv_norm_rotary(
     pending: float32, a scale for each of `layout.parts` that the product before left to its reader; None for 1. On the
     CPU there is none, and no extra row (ValueError).
     """
-    if qkv.device.type == "cuda":
+    if dispatch.on_gpu(qkv):
         from workers.engine.kernels.rotary import kernel
 
         return kernel.qkv_norm_rotary(qkv, layout, q_scale, k_scale, cos, sin, eps, norm_v, pending, extra_rows)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from workers.engine.kernels import dispatch
 from workers.engine.kernels.encoding import Activation, Encoding
 from workers.engine.kernels.products import RowRule
 from workers.engine.kernels.tree_attention import cpu
@@ -58,7 +59,7 @@ def tree_attention(
     window  a row at position p sees the positions over p - window; None: all up to p
     Rows that belong to no segment (padding) get zeros.
     """
-    if q.is_cuda:
+    if dispatch.on_gpu(q):
         from workers.engine.kernels.tree_attention import kernel  # needs Triton
 
         assert isinstance(plan, kernel.DevicePlan)

@@ -258,7 +258,7 @@ def tree_attention(
         q, k, v, out, encoding.scale if static else q,
         arrays[0], plan.ranges[window], *arrays[1:],
         _EVERYTHING if window is None else window, _LOG2_E,
-        H=h, N=n, G=h // n, D=d, BD=triton.next_power_of_2(d),
+        H=h, N=n, G=h // n, D=d, BD=max(16, triton.next_power_of_2(d)),
         BM=shape.block_m, BN=shape.block_n, TM=shape.tile_rows(h // n), STAGES=shape.num_stages,
         TILE=TILE_FIELDS, RANGE=RANGE_FIELDS, STEP=SPAN, FP8=static, LARGEST=_E4M3_MAX,
         num_warps=shape.num_warps, enable_fp_fusion=False,
