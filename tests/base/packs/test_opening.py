@@ -1,6 +1,8 @@
 """Sources on a stand-in server: refs, tokens, failures, the cache, and processes that want it at once."""
 
+import contextlib
 import errno
+import gc
 import json
 import os
 import signal
@@ -9,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -174,6 +177,31 @@ def test_a_server_that_answers_a_byte_at_a_time_is_given_up(
     assert time.monotonic() - started < 5
     assert _cache(environment).folder(SHA) is None
     assert list((_cache(environment).root / "commits").glob("*")) == []
+
+
+def test_an_error_of_a_bounded_call_keeps_nothing_alive() -> None:
+    """A connection that waits for the garbage collector would be reported as left open."""
+
+    class Connection:
+        pass
+
+    kept: list[weakref.ref[Connection]] = []
+
+    def call() -> None:
+        connection = Connection()
+        kept.append(weakref.ref(connection))
+        raise Unreachable("no")
+
+    gc.disable()
+    try:
+        with contextlib.suppress(Unreachable):
+            github._within(5, call)
+        deadline = time.monotonic() + 5
+        while kept[0]() is not None and time.monotonic() < deadline:
+            time.sleep(0.01)  # the thread is ending
+        assert kept[0]() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("text", ["github:acme/packs@1.0", "github:acme/packs@main", "github:acme/packs"])

@@ -307,7 +307,7 @@ def test_a_draft_is_checked_too() -> None:
     "changes",
     [
         {"media": [1] * 50_000},
-        {f"key{i}": 1 for i in range(50_000)},
+        {f"reads{i}": 1 for i in range(50_000)},
         {"reads": [{"id": "r", **{f"key{i}": 1 for i in range(50_000)}}]},
         {"reads": [3] * 50_000},
     ],
@@ -319,7 +319,7 @@ def test_a_file_of_nothing_but_faults_is_listed_in_bounds(changes: dict[str, Any
     lines = problems.found if len(problems.found) > len(problems.warnings) else problems.warnings
     assert len(lines) == MAX_LISTED + 1
     assert lines[-1] == MORE
-    assert sum("did you mean" in line for line in lines) <= 20
+    assert sum("did you mean" in line for line in lines) == (20 if "reads0" in changes else 0)
 
 
 def test_repeated_inputs_of_a_layer_are_found_in_one_pass() -> None:
