@@ -36,7 +36,8 @@ def read_corpus(paths: Iterable[Path], text_field: str = "text") -> Corpus:
     for path in paths:
         raw = _read(path)
         found = [text for text in _texts(path, raw, text_field) if text]
-        files.append({"name": path.name, "sha256": hashlib.sha256(raw).hexdigest(), "texts": len(found)})
+        name = path.name.encode(errors="replace").decode()  # a file system takes bytes that are no text
+        files.append({"name": name, "sha256": hashlib.sha256(raw).hexdigest(), "texts": len(found)})
         texts += found
     if not texts:
         raise StartRefused("the corpus holds no text")

@@ -1,7 +1,6 @@
 """`spinf-serve calibrate MODEL`."""
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ import typer
 from spinf_serve.cli.options import fail
 from spinf_serve.cli.weights import need_engine, snapshot_of
 from spinf_serve.corpus import Corpus, read_corpus
+from spinf_serve.progress import for_standard_error
 from spinf_serve.refusal import StartRefused
 
 
@@ -41,18 +41,23 @@ def _calibrate(source: tuple[Path, str], corpus: Corpus, window: int) -> str:
     """The text of calibration.json."""
     from workers.engine.calibrate import calibrate as calibrate_model  # loads torch
     from workers.engine.export import source_of, tool_versions
+    from workers.engine.load import percent_reporter
     from workers.engine.quant.calibration import to_json
 
     directory, name = source
+    say = for_standard_error()
     windows = list(_windows(directory, corpus.texts, window))
+    if not windows:
+        raise StartRefused("the corpus holds no text that the tokenizer makes tokens of")
     tokens = sum(map(len, windows))
+    say(f"hashing the weights in {directory}")
     found = source_of(directory, name)
 
     def on_text(done: int) -> None:
         if 10 * done // len(windows) > 10 * (done - 1) // len(windows):
-            print(f"calibrating: {100 * done // len(windows)} % of {tokens} tokens", file=sys.stderr)
+            say(f"calibrating: {100 * done // len(windows)} % of {tokens} tokens")
 
-    amax = calibrate_model(directory, windows, on_text)
+    amax = calibrate_model(directory, windows, on_text, percent_reporter(say))
     counts = {"texts": len(corpus.texts), "windows": len(windows), "tokens": tokens, "window": window}
     record: dict[str, Any] = {
         "model": {"name": found.name, "revision": found.revision, "weights": found.weights},

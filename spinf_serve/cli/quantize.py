@@ -1,6 +1,5 @@
 """`spinf-serve quantize SRC DST`."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +7,7 @@ import typer
 
 from spinf_serve.cli.options import fail
 from spinf_serve.cli.weights import need_engine, snapshot_of
+from spinf_serve.progress import for_standard_error
 from spinf_serve.refusal import StartRefused
 
 
@@ -34,7 +34,7 @@ def quantize(
             read_calibration(calibration),
             name=name,
             card=card,
-            on_progress=lambda message: print(message, file=sys.stderr),
+            on_progress=for_standard_error(),
         )
     except StartRefused as error:
         fail(str(error))

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from spinf_serve.plan import ScorePlan
 from workers.engine.errors import LoadError
 from workers.engine.kernels.encoding import Encoding
-from workers.engine.kernels.encoding import Encoding
 from workers.engine.kernels.products import RowRule
 from workers.engine.models import GemmaModel, model_config
 from workers.engine.models.config import read_config
@@ -40,16 +39,6 @@ class _Observed(nn.Module):
     @property
     def pending(self) -> Tensor | None:
         """The linear's."""
-        return self.linear.pending
-
-    @property
-    def encoding(self) -> Encoding:
-        """That of the linear."""
-        return self.linear.encoding
-
-    @property
-    def pending(self) -> Tensor | None:
-        """That of the linear."""
         return self.linear.pending
 
     def forward(self, x: Tensor, rule: RowRule) -> Tensor:

@@ -210,7 +210,7 @@ def load_weights(model: Loadable, snapshot_dir: Path, on_progress: Progress | No
         if missing:
             raise LoadError(f"the snapshot lacks {len(missing)} weights: {', '.join(sorted(missing)[:5])}")
         for tensor, original in copies:
-            _check_copy(tensor, read[original])
+            check_copy(tensor, read[original])
     for linear in {place.module for place in places.values() if isinstance(place.module, QuantLinear)}:
         linear.loaded()
     model.loaded()
@@ -218,7 +218,7 @@ def load_weights(model: Loadable, snapshot_dir: Path, on_progress: Progress | No
         log.info("%d weights are not read: %s", count, reason)
 
 
-def _check_copy(copy: StoredTensor, original: StoredTensor) -> None:
+def check_copy(copy: StoredTensor, original: StoredTensor) -> None:
     """LoadError where a tensor that config.json makes one with another is stored with other values."""
     equal = (copy.shape, copy.dtype) == (original.shape, original.dtype)
     blocks, others = copy.blocks(), original.blocks()

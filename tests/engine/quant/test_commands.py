@@ -122,6 +122,32 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(
     assert [(path.name, path.read_text()) for path in out.parent.iterdir()] == [("mine.json", "mine")]
 
 
+def test_a_quantized_checkpoint_is_not_calibrated(source: Path, corpus: Path, tmp_path: Path) -> None:
+    """Its calibration would belong to weights that quantize refuses."""
+    static, _ = exported(source, tmp_path / "static")
+    message = refused("calibrate", static, "--corpus", corpus, "--out", tmp_path / "c.json")
+    assert "is quantized already" in message
+    assert not (tmp_path / "c.json").exists()
+
+
+def test_calibrate_tells_what_takes_time(source: Path, tmp_path: Path) -> None:
+    """A corpus file may have a name that is no text."""
+    corpus = tmp_path / os.fsdecode(b"corpus-\xff.txt")
+    corpus.write_text("Where is my order?")
+    result = invoke("calibrate", source, "--corpus", corpus, "--out", tmp_path / "c.json")
+    assert result.exit_code == 0, result.output
+    assert f"hashing the weights in {source}" in result.stderr
+    assert "loading weights: 100 %" in result.stderr
+    assert json.loads((tmp_path / "c.json").read_text())["corpus"]["files"][0]["name"] == "corpus-?.txt"
+
+
+def test_a_corpus_without_a_token_is_refused(
+    source: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ContentTokenizer, "encode", lambda *_: [])
+    assert "no text" in refused("calibrate", source, "--corpus", corpus, "--out", tmp_path / "c.json")
+
+
 def test_calibrate_says_what_is_wrong(source: Path, corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "c.json"
     absent = tmp_path / "absent.jsonl"

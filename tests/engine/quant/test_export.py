@@ -339,3 +339,80 @@ def test_multimodal_sources(source: Path, tmp_path: Path) -> None:
     ours = logprobs(ScoringEngine.load(engine_config(target)))
     assert same_bits(ours, logprobs(ScoringEngine.load(engine_config(exported(source, tmp_path / "text")[0]))))
     assert "model.layers.0.mlp.up_proj" in calibration.scales
+
+
+def _with_tensors(source: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    change(source, tensors)
+    return source
+
+
+@pytest.mark.parametrize("model_type", ["gemma4_text", "gemma4"])
+def test_a_stored_copy_of_k_is_left_out(tmp_path: Path, model_type: str) -> None:
+    """As v_proj it would stay in full precision while k_proj is quantized, and be no copy any more."""
+    source = make_tiny_gemma4(tmp_path / "source", model_type=model_type)
+    plain = logprobs(ScoringEngine.load(engine_config(exported(source, tmp_path / "plain")[0])))
+    stored = load_file(source / WEIGHTS)
+    keys = [name for name in stored if name.endswith("layers.1.self_attn.k_proj.weight")]
+    copies = {name.replace("k_proj", "v_proj"): stored[name].clone() for name in keys}
+    assert len(copies) == 1
+    static, _ = exported(_with_tensors(source, copies), tmp_path / "static")
+    assert not copies.keys() & load_file(static / WEIGHTS).keys()
+    record = json.loads((static / "spinf_quantize.json").read_text())
+    assert record["dropped"] == [*copies]
+    assert min(copies) in (static / "NOTICE").read_text().split("left out")[1]
+    ignored = json.loads((static / "config.json").read_text())["quantization_config"]["ignore"]
+    assert not [name for name in ignored if "v_proj" in name]
+    assert same_bits(logprobs(ScoringEngine.load(engine_config(static))), plain)
+
+
+def test_a_shard_of_copies_alone_is_not_written(tmp_path: Path) -> None:
+    source = make_tiny_gemma4(tmp_path / "source", shards=2)
+    index = json.loads((source / INDEX).read_text())
+    key, value = (f"model.layers.3.self_attn.{name}_proj.weight" for name in "kv")
+    save_file({value: load_file(source / index["weight_map"][key])[key]}, source / "copies.safetensors")
+    index["weight_map"][value] = "copies.safetensors"
+    (source / INDEX).write_text(json.dumps(index))
+    static, _ = exported(source, tmp_path / "static")
+    assert not (static / "copies.safetensors").exists()
+    assert value not in json.loads((static / INDEX).read_text())["weight_map"]
+    ScoringEngine.load(engine_config(static)).close()
+
+
+BAD_SOURCES = {
+    "another v": ("model.layers.1.self_attn.v_proj.weight", lambda stored: stored * 2, "stores different values"),
+    "another head": ("lm_head.weight", lambda stored: torch.zeros(3, 5), "stores different values"),
+    "left over": ("model.layers.9.mlp.up_proj.weight", lambda stored: stored, "has no place for"),
+    "missing": ("model.layers.0.layer_scalar", lambda stored: None, "lacks 1 weights: model.layers.0.layer_scalar"),
+    "norm of another size": ("model.norm.weight", lambda stored: torch.zeros(3), "model.norm.weight has shape"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_SOURCES)
+def test_what_would_not_be_served_is_not_exported(tmp_path: Path, name: str) -> None:
+    source = make_tiny_gemma4(tmp_path / "source")
+    tensor, edit, message = BAD_SOURCES[name]
+    key = load_file(source / WEIGHTS)["model.layers.1.self_attn.k_proj.weight"].clone()
+    change(source, {tensor: edit(key)})
+    amax = dict.fromkeys(some_amax(make_tiny_gemma4(tmp_path / "whole")), 1.0)
+    calibration = read_calibration(write_calibration(source, tmp_path / "c.json", amax))
+    with pytest.raises(LoadError, match=message):
+        export_fp8(source, tmp_path / "static", calibration)
+    assert not [path for path in tmp_path.iterdir() if "static" in path.name]
+
+
+def test_a_card_that_cannot_be_read_costs_no_hashing(source: Path, calibration: Calibration, tmp_path: Path) -> None:
+    lines: list[str] = []
+    for card in (tmp_path / "absent.md", tmp_path):
+        with pytest.raises(LoadError, match=card.name):
+            export_fp8(source, tmp_path / "target", calibration, card=card, on_progress=lines.append)
+    assert lines == []
+
+
+def test_names_that_are_no_text_are_written_as_text(source: Path, tmp_path: Path) -> None:
+    """A file system takes any bytes; a JSON string and a notice do not."""
+    odd = shutil.copytree(source, tmp_path / os.fsdecode(b"gemma-\xff"))
+    (odd / os.fsdecode(b"NOTES-\xff")).write_text("x")
+    calibration = read_calibration(write_calibration(odd, tmp_path / "c.json"))
+    calibration.record["corpus"] = {"files": [{"name": "\ud800"}]}
+    export_fp8(odd, tmp_path / "target", calibration)
+    assert json.loads((tmp_path / "target/spinf_quantize.json").read_text())["source"]["name"] == "gemma-?"

@@ -44,7 +44,7 @@ def to_json(amax: dict[str, float], record: dict[str, Any]) -> str:
     """The file's text: the record (model, corpus, versions), then every linear's amax and scale."""
     linears = {name: {"amax": value, "input_scale": input_scale(value)} for name, value in sorted(amax.items())}
     content = {"format": FORMAT, **record, "formula": FORMULA, "linears": linears}
-    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
 def read_calibration(path: Path) -> Calibration:
