@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from workers.engine.kernels.encoding import Activation, Codes, Encoding
+from workers.engine.kernels.launch import launch
 
 _ROUND = tl.constexpr(12582912.0)  # 1.5 · 2^23: adding it leaves a float32 below 2^22 no bits after the point
 _TINY = tl.constexpr(2.0**-126)
@@ -127,7 +128,7 @@ def encode(y: Tensor, encoding: Encoding) -> Activation:
     rows, width = y.shape
     values, scale = empty_rows(y, width, encoding)
     block = triton.next_power_of_2(width)
-    _encode_kernel[(rows,)](y, values, scale, width, block, encoding.kind, num_warps=row_warps(block))
+    launch(_encode_kernel, (rows,), y, values, scale, width, block, encoding.kind, num_warps=row_warps(block))
     return as_activation(values, scale)
 
 
@@ -136,6 +137,6 @@ def _stream_scale(y: Tensor) -> Tensor:
     rows, width = y.shape
     amax, scale = y.new_empty(rows, dtype=torch.float32), y.new_empty(1, dtype=torch.float32)
     block = triton.next_power_of_2(width)
-    _row_amax_kernel[(rows,)](y, amax, width, block, num_warps=row_warps(block))
-    _stream_scale_kernel[(1,)](amax, scale, rows, 1024)
+    launch(_row_amax_kernel, (rows,), y, amax, width, block, num_warps=row_warps(block))
+    launch(_stream_scale_kernel, (1,), amax, scale, rows, 1024)
     return scale

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from workers.engine.kernels.encode.kernel import as_activation, empty_rows, encode, store_row
 from workers.engine.kernels.encoding import Activation, Encoding
+from workers.engine.kernels.launch import launch
 
 _C1 = tl.constexpr(-2.0 * math.sqrt(2.0 / math.pi) * math.log2(math.e))
 _C3 = tl.constexpr(-2.0 * math.sqrt(2.0 / math.pi) * math.log2(math.e) * 0.044715)
@@ -57,7 +58,7 @@ def gelu_mul_encode(gate_up: Tensor, encoding: Encoding, pending: Tensor | None)
     out, out_scale = empty_rows(gate_up, width, encoding)
     block, warps = _tile(width, encoding)
     grid = (rows * triton.cdiv(width, block),)
-    _gelu_mul_kernel[grid](gate_up, pending, out, out_scale, width, block, encoding.kind, num_warps=warps)
+    launch(_gelu_mul_kernel, grid, gate_up, pending, out, out_scale, width, block, encoding.kind, num_warps=warps)
     return as_activation(out, out_scale)
 
 

@@ -22,6 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from workers.engine.kernels.launch import launch
+
 __all__ = ["linear"]
 
 GROUP = 8  # tiles of rows that share a sweep over the channels
@@ -137,7 +139,9 @@ def linear(x: Tensor, weight: Tensor, row_scale: Tensor | None = None, channel_s
     sizes = tile(x.dtype, weight.dtype, channels, _major(x.device))
     out = torch.empty(rows, channels, dtype=torch.bfloat16, device=x.device)
     grid = (triton.cdiv(rows, sizes.rows) * triton.cdiv(channels, sizes.channels),)
-    _linear_kernel[grid](
+    launch(
+        _linear_kernel,
+        grid,
         x,
         weight,
         row_scale,

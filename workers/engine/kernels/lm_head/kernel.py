@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from workers.engine.kernels.launch import launch
+
 __all__ = ["lm_head_logprobs"]
 
 ROWS, VOCAB, BLOCK_K = 128, 256, 64
@@ -153,13 +155,44 @@ def lm_head_logprobs(
     for first in range(0, rows, MAX_ROWS):
         piece = x[first : first + MAX_ROWS]
         grid = (triton.cdiv(len(piece), ROWS) * tiles,)
-        _tiles_kernel[grid](
-            piece, weight, maxima, sums, len(piece), V=vocab, BR=ROWS, BV=VOCAB, num_warps=8, num_stages=3, **sizes
+        launch(
+            _tiles_kernel,
+            grid,
+            piece,
+            weight,
+            maxima,
+            sums,
+            len(piece),
+            V=vocab,
+            BR=ROWS,
+            BV=VOCAB,
+            num_warps=8,
+            num_stages=3,
+            **sizes,
         )
-        _rows_kernel[(len(piece),)](
-            maxima, sums, largest[first:], log_sum[first:], TILES=tiles, BLOCK=triton.next_power_of_2(tiles)
+        launch(
+            _rows_kernel,
+            (len(piece),),
+            maxima,
+            sums,
+            largest[first:],
+            log_sum[first:],
+            TILES=tiles,
+            BLOCK=triton.next_power_of_2(tiles),
         )
-    _entries_kernel[(triton.cdiv(entries, ENTRIES),)](
-        x, weight, entry_rows, entry_cols, largest, log_sum, out, entries, BE=ENTRIES, num_warps=4, **sizes
+    launch(
+        _entries_kernel,
+        (triton.cdiv(entries, ENTRIES),),
+        x,
+        weight,
+        entry_rows,
+        entry_cols,
+        largest,
+        log_sum,
+        out,
+        entries,
+        BE=ENTRIES,
+        num_warps=4,
+        **sizes,
     )
     return out

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from workers.engine.kernels.launch import launch
 from workers.engine.kernels.rms_norm.kernel import inverse_rms
 
 if TYPE_CHECKING:
@@ -161,5 +162,5 @@ def qkv_norm_rotary(
     q_heads, kv_heads = min(most, triton.next_power_of_2(h)), min(most, triton.next_power_of_2(n))
     blocks = triton.cdiv(h, q_heads) + 2 * triton.cdiv(n, kv_heads)
     shape = (h, n, d, layout.shared_kv, norm_v, eps, q_heads, kv_heads, half)
-    _qkv_kernel[(rows * blocks,)](qkv, pending, q_scale, k_scale, cos, sin, q, k, v, *shape, num_warps=4)
+    launch(_qkv_kernel, (rows * blocks,), qkv, pending, q_scale, k_scale, cos, sin, q, k, v, *shape, num_warps=4)
     return q, k, v

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from workers.engine.kernels.encoding import Activation, Codes, Encoding
+from workers.engine.kernels.launch import launch
 from workers.engine.kernels.tree_attention.segments import Segments
 from workers.engine.kernels.tree_attention.tiles import RANGE_FIELDS, SPAN, TILE_FIELDS, plan_tiles
 from workers.engine.staging import DeviceBuffer, HostBuffer, Slot
@@ -80,7 +81,7 @@ def _step(
     return top, total, acc
 
 
-@triton.jit(do_not_specialize=["window"])
+@triton.jit(do_not_specialize=["window"], do_not_specialize_on_alignment=["p_scale"])
 def _tree_attention_kernel(
     p_q, p_k, p_v, p_out, p_scale,
     p_tiles, p_ranges, p_keys, p_depths, p_slots, p_limits, p_positions, p_offsets,
@@ -254,8 +255,8 @@ def tree_attention(
     shape = plan.shape
     assert all(x.is_contiguous() for x in (q, k, v))
     arrays = [plan.arrays[name] for name in _ARRAYS]
-    _tree_attention_kernel[(arrays[0].shape[0], n)](
-        q, k, v, out, encoding.scale if static else q,
+    launch(
+        _tree_attention_kernel, (arrays[0].shape[0], n), q, k, v, out, encoding.scale if static else q,
         arrays[0], plan.ranges[window], *arrays[1:],
         _EVERYTHING if window is None else window, _LOG2_E,
         H=h, N=n, G=h // n, D=d, BD=max(16, triton.next_power_of_2(d)),
