@@ -1,5 +1,6 @@
 """A device without a device: a runner that notes the order of its calls, and an allocator that only counts."""
 
+import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,6 +114,10 @@ class FakeAllocator:
     cached: int = 0
     alive: bool = True
     releases: int = 0
+    threads: set[int] = field(default_factory=set)
+
+    def use(self) -> None:
+        self.threads.add(threading.get_ident())
 
     def allocated(self) -> int:
         return self.held

@@ -1,5 +1,6 @@
 """How the engine drives a device that works beside the host. A fake device notes the order of the calls."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from spinf_serve.engine_thread import EngineThread
 from spinf_serve.plan import Completion, ScorePlan
 from spinf_serve.protocol.errors import RequestError
 from tests.engine.fakes import FakeAllocator, FakeRunner, FakeStaged, fake_engine
@@ -248,7 +250,7 @@ def test_out_of_memory_is_the_fault_of_one_request(where: str) -> None:
     engine = fake_engine(runner, allocator)
     completions = run_all(engine, {"large": large, "small": a_plan(1, 20, 2)})
     assert {key: code_of(c) for key, c in completions.items()} == {"large": "request_too_large", "small": None}
-    assert allocator.releases
+    assert allocator.releases >= 2, "before others run, and before it is measured"
     assert not engine.stats()["stored_bytes"]
     assert engine.degraded is None
     assert score(engine, a_plan(1, 20, 2)).passes == 1
@@ -290,6 +292,17 @@ def test_memory_figures() -> None:
     assert (found["memory_bytes"], found["weights_bytes"], found["peak_bytes"]) == (8, 5, 9)
 
 
+def test_every_thread_that_drives_the_engine_takes_its_device() -> None:
+    allocator = FakeAllocator()
+    engine = fake_engine(FakeRunner(), allocator, warmup="short")
+    engine.warm_up()
+    assert allocator.threads == {threading.get_ident()}
+    thread = EngineThread(engine)
+    assert thread.run(a_plan()).passes == 1
+    thread.close()
+    assert len(allocator.threads) == 2
+
+
 # Schemes that are not batch-invariant
 
 
@@ -301,6 +314,17 @@ def test_no_pass_holds_two_requests_where_company_changes_scores() -> None:
     assert all(len(staged.keys) == 1 for staged in runner.staged)
     results = [c.result for c in completions.values()]
     assert all(result is not None and not result.shared_pass for result in results)
+
+
+def test_where_passes_are_not_shared_none_waits_for_company() -> None:
+    runner = FakeRunner(polls=5)
+    engine = fake_engine(runner, invariant=False)
+    engine._pace.ran(44, 60.0)
+    for key in "ab":
+        engine.submit(key, a_plan(4, 20, 2))
+    calls: list[int] = []
+    engine.step(lambda: calls.append(len(runner.order("launch"))))
+    assert calls[0] == 2
 
 
 # The CPU's way

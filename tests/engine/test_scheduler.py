@@ -151,6 +151,21 @@ def test_removed_requests_run_nothing() -> None:
     assert all(turn.keys() == {"b"} for turn in run(scheduler))
 
 
+def test_requests_that_may_not_share_a_pass_take_turns() -> None:
+    scheduler = Scheduler(100, 300, shared=False)
+    scheduler.add("large", plan_of(10, 50))
+    scheduler.add("huge", plan_of(150, 2))
+    scheduler.add("small", plan_of(10, 3))
+    turns = [tokens_of(scheduler.next_pass())]
+    scheduler.add("late", plan_of(10, 3))
+    turns += run(scheduler)
+    assert all(len(turn) == 1 for turn in turns)
+    order = [next(iter(turn)) for turn in turns]
+    assert order[:5] == ["large", "huge", "small", "large", "late"]
+    assert set(order[5:]) == {"large"}
+    assert all(sum(turn.values()) <= 100 for turn in turns if "huge" not in turn)
+
+
 def test_waiting_tokens_are_counted_down() -> None:
     scheduler = Scheduler(100, 200)
     scheduler.add("a", plan_of(10, 50))

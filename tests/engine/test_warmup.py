@@ -10,6 +10,7 @@ from tests.engine.support import engine_config, score
 from tests.engine.test_pipeline import a_plan
 from workers.engine.compiles import CompileCounter
 from workers.engine.engine import ScoringEngine
+from workers.engine.errors import LoadError
 from workers.engine.memory import Memory
 from workers.engine.models import model_config
 from workers.engine.validate import check_plan
@@ -110,7 +111,7 @@ def test_a_longest_input_that_does_not_fit_is_told_of(caplog: pytest.LogCaptureF
 
 def test_a_budget_that_does_not_fit_ends_the_start() -> None:
     engine = fake_engine(fails_over(1000), FakeAllocator(), token_budget=2000, max_tokens=2000, warmup="full")
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(LoadError, match=r"2000 tokens does not fit the GPU's memory: lower --token-budget"):
         engine.warm_up()
 
 
@@ -144,6 +145,14 @@ def test_compilations_are_counted_and_late_ones_told_of(caplog: pytest.LogCaptur
     score(engine, a_plan())
     assert engine.stats()["late_compiles"] == 1
     assert "a kernel was compiled while serving" in caplog.text
+
+
+def test_without_a_warm_up_the_first_calls_are_meant_to_pay() -> None:
+    engine = fake_engine(FakeRunner(), FakeAllocator(), warmup="none")
+    engine._compiles = counter = CompileCounter()
+    engine.warm_up()
+    counter._heard(src=None, cache_hit=False)
+    assert engine.stats()["late_compiles"] == 0
 
 
 def test_the_counter_hears_triton(monkeypatch: pytest.MonkeyPatch) -> None:

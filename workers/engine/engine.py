@@ -116,6 +116,7 @@ class ScoringEngine:
         arrivals: called again and again while a pass runs on a device beside the host; it may submit and cancel, and
         what it brings goes into the next pass.
         """
+        self._use_device()
         if self._in_flight or self._start_next():
             if self._is_async:
                 self._keep_busy(arrivals)
@@ -129,6 +130,7 @@ class ScoringEngine:
     def warm_up(self, on_progress: Report | None = None) -> None:
         """Run the passes that `config.warmup` asks for, so that no request waits for a compilation."""
         started = time.monotonic()
+        self._use_device()
         warm_up(self.config, self._runner, self._window, self._memory, self._compiles, on_progress)
         compiled = 0 if self._compiles is None else self._compiles.compiled
         self.info = replace(self.info, warmup_s=time.monotonic() - started, compiles=compiled)
@@ -161,6 +163,10 @@ class ScoringEngine:
         self._done.clear()
         self._runner.close()
         gc.collect()
+
+    def _use_device(self) -> None:
+        if self._memory is not None:
+            self._memory.allocator.use()
 
     # Passes
 
@@ -228,6 +234,7 @@ class ScoringEngine:
 
     def _is_due(self, running: InFlight, may_grow: bool) -> bool:
         """Whether waiting longer is of no use: the next pass is full, nothing can join it, or the running one ends."""
+        may_grow &= self._scheduler.shared
         if self._planned or not may_grow or self._scheduler.tokens_waiting >= self.config.token_budget:
             return True
         elapsed = time.monotonic() - max(running.launched, self._last_end)

@@ -15,7 +15,10 @@ LEAK = 1 << 30
 
 
 class Allocator(Protocol):
-    """What is asked of a device's allocator, in bytes."""
+    """What is asked of a device and its allocator, in bytes."""
+
+    def use(self) -> None:
+        """Make the device the calling thread's: each thread starts with the first one."""
 
     def allocated(self) -> int:
         """Held by tensors now."""
@@ -41,6 +44,9 @@ class CudaAllocator:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+
+    def use(self) -> None:
+        torch.cuda.set_device(self._device)
 
     def allocated(self) -> int:
         return torch.cuda.memory_allocated(self._device)

@@ -14,6 +14,7 @@ import numpy as np
 from spinf_serve.config import EngineConfig
 from spinf_serve.plan import ScorePlan
 from workers.engine.compiles import CompileCounter
+from workers.engine.errors import LoadError
 from workers.engine.failures import is_out_of_memory
 from workers.engine.memory import Memory, forget_frames
 from workers.engine.packing import Share, build_pass
@@ -127,19 +128,21 @@ def warm_up(
     if memory is not None:
         memory.warmed_up()
         log.info("%s", memory.summary())
-    if compiles is not None:
+    if compiles is not None and config.warmup != "none":  # else the first calls are meant to pay
         compiles.ready()
 
 
 def _run(one: WarmupPass, config: EngineConfig, runner: AnyRunner, memory: Memory | None) -> None:
-    """All passes of one plan. A longest input that does not fit is told of: requests of its size will be refused."""
+    """All passes of one plan. What does not fit the memory is a LoadError, or, where it is `optional`, told of."""
     try:
         for shares in _passes(one, config):
             launch(runner, runner.stage(build_pass(shares))).pending.wait()
     except Exception as error:
-        if not (one.optional and memory is not None and is_out_of_memory(error)):
+        if memory is None or not is_out_of_memory(error):
             raise
         forget_frames(error)
+        if not one.optional:
+            raise LoadError(f"{one.name} does not fit the GPU's memory: lower --token-budget") from None
         log.warning("%s does not fit the memory: a request of that size will be refused", one.name)
     finally:
         runner.free(KEY)
