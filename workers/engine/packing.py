@@ -5,6 +5,7 @@ branches. Branches are cut where a new chain starts; the tokens between the cont
 again (their bits are the same), so a cut costs at most one question's length.
 """
 
+from bisect import bisect_right
 from collections.abc import Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ class JobTree:
             if parent < self.content_end:
                 above.append(0)
                 continue
-            at = int(np.searchsorted(self.chain_starts[: i + 1], parent, side="right")) - 1
+            at = bisect_right(starts, parent, 0, i + 1) - 1
             above.append(above[at] + parent - starts[at] + 1)
         return above
 
@@ -278,16 +279,16 @@ class _Builder:
         starts = np.flatnonzero(~follows)
         ends = np.append(starts[1:], len(index))[: len(starts)]
         depth_at = {at: self._end_depth(segment) for at, segment in segment_at.items()}
-        positions = np.empty(len(index), dtype=np.int64)
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-            parent = int(parents[start])
+        depths = []
+        runs = zip(starts.tolist(), ends.tolist(), parents[starts].tolist(), index[ends - 1].tolist(), strict=True)
+        for start, end, parent, last in runs:
             depth = depth_at[parent] if parent >= 0 else 0
             on = segment_at[parent] if parent >= 0 else -1
             self.segments.append((0, self.rows + start, end - start, on, start < content))
-            positions[start:end] = np.arange(depth, depth + end - start)
-            last = int(index[end - 1])
+            depths.append(depth)
             segment_at[last], depth_at[last] = len(self.segments) - 1, depth + end - start
-        self.positions.append(positions)
+        shifts = np.array(depths, dtype=np.int64) - starts
+        self.positions.append(np.repeat(shifts, ends - starts) + np.arange(len(index)))
 
     def _end_depth(self, segment: int) -> int:
         """Path length at the end of a store's segment."""
