@@ -120,7 +120,7 @@ def run_rows(model: GemmaModel, largest: dict[str, float], rows: int) -> tuple[t
 
             module.register_forward_pre_hook(seen)
         if isinstance(module, GemmaLayer):
-            module.register_forward_hook(lambda _module, _args, out: streams.append(out.clone()))
+            module.register_forward_hook(lambda _module, _args, out: streams.append(out[0].clone()))
     vocabulary = model.config.vocab_size
     tokens = np.random.default_rng(0).integers(0, vocabulary, rows).astype(np.int32)
     plan = ScorePlan(
