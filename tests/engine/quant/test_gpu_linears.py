@@ -142,6 +142,7 @@ def test_equal_input_scales_are_shared(tiny_checkpoint: Path, tmp_path: Path) ->
             assert scale.tolist() == [0.5]
 
 
+@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("scheme", ["fp8", "fp8row", "w8a16", "w8a8"])
 def test_a_loaded_model_is_ready(tiny_checkpoint: Path, scheme: str) -> None:
     """`load_weights` prepares what a GPU multiplies by: nothing else has to be called."""

@@ -100,7 +100,7 @@ class Fp8Linear(QuantLinear):
 
     def loaded(self) -> None:
         scales = self.weight_scale[[self.rows_of(part).start for part in range(len(self.parts))]]
-        several = len(scales) > 1
+        several = self.on_gpu and len(scales) > 1  # on the CPU `forward` multiplies by every scale
         self.pending = scales if several else None
         self.output_scale = torch.ones_like(scales[:1]) if several else scales
 
