@@ -201,7 +201,7 @@ def _key_tiles(
     slots = np.full((count, tile_rows), -1, dtype=np.int8)
     slots[key_tile[inverse], row - starts[tile]] = slot[inverse]
     offsets = np.searchsorted(level[heads] // deepest, np.arange(len(starts) + 1))
-    return offsets, out_keys.reshape(count, -1), level[heads] % deepest * SPAN, slots
+    return offsets, out_keys.reshape(count, slots_per_tile * SPAN), level[heads] % deepest * SPAN, slots
 
 
 def plan_tiles(
