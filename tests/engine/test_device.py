@@ -270,6 +270,17 @@ def test_an_empty_model_takes_no_memory_and_knows_its_size(checkpoint: Path) -> 
     assert load.weight_bytes(fp8) < plain
 
 
+def test_buffers_are_nan_until_they_are_set(checkpoint: Path) -> None:
+    """A scale that nobody gave is then seen: `check_input_scales` looks for it."""
+    model = load.empty_model(load.model_config(checkpoint), "fp8s")
+    load.materialize(model, torch.device("cpu"))
+    buffers = list(model.buffers())
+    assert buffers
+    assert all(buffer.isnan().all() for buffer in buffers)
+    with pytest.raises(LoadError, match="has no input_scale"):
+        load.check_input_scales(model)
+
+
 def test_memory_summary() -> None:
     allocator = FakeAllocator(held=3 << 30)
     memory = Memory(allocator)

@@ -88,6 +88,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
+@torch.inference_mode()
 def first_difference(op: RowOp, inputs: Sequence[Tensor], counts: Sequence[int]) -> int | None:
     """The least row count at which `op` gives a row other bits than in the run over all rows.
 
@@ -190,12 +191,11 @@ class Sweep:
 
     def findings(self) -> Iterator[Finding]:
         """One after the other, as they are found."""
-        with torch.inference_mode():
-            yield from self._linears()
-            for layer in self.model.model.layers:
-                assert isinstance(layer, GemmaLayer)
-                yield from self._layer(layer)
-            yield self._head()
+        yield from self._linears()
+        for layer in self.model.model.layers:
+            assert isinstance(layer, GemmaLayer)
+            yield from self._layer(layer)
+        yield self._head()
         yield self._passes()
 
     def _find(self, op: str, shape: str, run: RowOp, *inputs: Tensor) -> Finding:
