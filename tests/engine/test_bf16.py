@@ -23,10 +23,13 @@ from tests.engine.support import (
     reference_logprobs,
     score,
 )
+from tests.engine.test_tree_attention import Case, make_case, random_forest, run
 from tests.support.tiny import make_tiny_checkpoint
 from tests.support.tiny_gemma4 import make_tiny_gemma4
 from workers.engine.engine import ScoringEngine
 from workers.engine.kernels.products import RowRule
+from workers.engine.kernels.tree_attention import cpu as attention_cpu
+from workers.engine.kernels.tree_attention import reference as attention_reference
 from workers.engine.layers.linear import Linear
 from workers.engine.models import GemmaModel
 from workers.engine.models.gemma import GemmaLayer
@@ -139,6 +142,57 @@ def test_what_is_rounded_and_what_is_not(snapshot: Path) -> None:
         module.register_forward_hook(note)
     _with_model(snapshot, model)
     assert seen == {"linear": {torch.bfloat16}, "layer": {torch.float32}}
+
+
+def _attention_error(case: Case, window: int | None) -> float:
+    """How far the op's bf16 result is from the definition in float64, in units of what one rounding may change."""
+    exact = attention_reference.tree_attention(
+        case.q.double(),
+        case.k.double(),
+        case.v.double(),
+        [(k.double(), v.double()) for k, v in case.stores],
+        case.segments,
+        window=window,
+    )
+    found = run(case, window)
+    assert found.dtype == torch.bfloat16
+    return float(((found.double() - exact).abs() / (2**-8 * exact.abs() + 1e-5)).max())
+
+
+def _bf16_case() -> Case:
+    """Scores spread as a model's are: with those of the tests in float32 one key would take all the weight."""
+    case = make_case(random_forest(3, stored=True))
+    case.q = (case.q / case.q.shape[-1] ** 0.5).bfloat16()
+    case.k, case.v = case.k.bfloat16(), case.v.bfloat16()
+    case.stores = [(k.bfloat16(), v.bfloat16()) for k, v in case.stores]
+    return case
+
+
+@pytest.mark.parametrize("window", [None, 64])
+def test_attention_rounds_its_result_alone(window: int | None) -> None:
+    """Scores, weights and sums are float32, which no log-probability of a small model would tell."""
+    assert _attention_error(_bf16_case(), window) < 1.0
+
+
+def _rounding(*, scores: bool = False, weights: bool = False, total: bool = False) -> Callable[[Tensor], Tensor]:
+    """The softmax with one more rounding to bf16, as transformers' own bf16 has them."""
+    plain = attention_cpu._softmax
+
+    def rounded(values: Tensor) -> Tensor:
+        if scores:
+            values.copy_(values.bfloat16())
+        found = plain(values)
+        if weights:
+            values.copy_(values.bfloat16())
+        return found.bfloat16().float() if total else found
+
+    return rounded
+
+
+@pytest.mark.parametrize("what", ["scores", "weights", "total"])
+def test_another_rounding_in_the_attention_shows(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    monkeypatch.setattr(attention_cpu, "_softmax", _rounding(**{what: True}))
+    assert _attention_error(_bf16_case(), None) > 1.5
 
 
 def test_weights_and_kept_contents_take_half_the_memory(snapshot: Path) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.engine.mutations import CONFIG_MUTATIONS, MODEL_MUTATIONS, difference, load_model
 from tests.engine.support import BOUND, engine_config, load_reference, random_jobs, reference_logprobs
+from tests.support.tiny_gemma4 import make_tiny_gemma4
 from workers.engine.engine import ScoringEngine
 from workers.engine.kernels import rotary
 from workers.engine.models import GemmaConfig, GemmaModel
@@ -100,3 +101,19 @@ def test_k_after_norm_before_rotation_shows(
 
     monkeypatch.setattr(rotary.cpu, "qkv_norm_rotary", mutated)
     assert difference(JOBS, expected, load_model(tiny_gemma4), engine) > 100 * BOUND
+
+
+@pytest.fixture(scope="module")
+def sliding_last(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """config.json lists the last layer as sliding. All layers have the same heads: its weights fit either way."""
+    directory = tmp_path_factory.mktemp("sliding-last") / "snapshot"
+    return make_tiny_gemma4(directory, num_hidden_layers=3, global_head_dim=8, attention_k_eq_v=False)
+
+
+def test_a_last_layer_that_slides_as_listed_shows(sliding_last: Path) -> None:
+    """The reference takes the last layer for full, whatever is listed: its window and its rotation differ."""
+    engine = ScoringEngine.load(engine_config(sliding_last))
+    expected = reference_logprobs(load_reference(sliding_last), JOBS)
+    assert difference(JOBS, expected, load_model(sliding_last), engine) < BOUND
+    listed = load_model(sliding_last, lambda c: replace(c, layer_types=(SLIDING, FULL, SLIDING)))
+    assert difference(JOBS, expected, listed, engine) > 100 * BOUND
