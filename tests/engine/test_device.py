@@ -270,8 +270,17 @@ def test_an_empty_model_takes_no_memory_and_knows_its_size(checkpoint: Path) -> 
     assert load.weight_bytes(fp8) < plain
 
 
-def test_buffers_are_nan_until_they_are_set(checkpoint: Path) -> None:
+def test_buffers_are_nan_until_they_are_set(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scale that nobody gave is then seen: `check_input_scales` looks for it."""
+    give_memory = torch.nn.Module.to_empty
+
+    def zeroed(self: torch.nn.Module, *, device: torch.device) -> torch.nn.Module:
+        give_memory(self, device=device)
+        for buffer in self.buffers():
+            buffer.zero_()
+        return self
+
+    monkeypatch.setattr(torch.nn.Module, "to_empty", zeroed)
     model = load.empty_model(load.model_config(checkpoint), "fp8s")
     load.materialize(model, torch.device("cpu"))
     buffers = list(model.buffers())
