@@ -212,7 +212,7 @@ def check_gelu(op: Callable[..., Activation], gate_up: Tensor, pending: Tensor |
 
 
 def check_rotary(op: Callable[..., Sequence[Tensor]], rows: int, layout: HeadLayout, norm_v: bool, left: bool) -> None:
-    """`left`: scales are pending. Rows that the op leaves to its caller are left as they are.
+    """`left`: scales are pending. Rows that the op leaves to its caller stay NaN, as fresh memory is in tests.
 
     A rotated number is a difference of two products of normed numbers.
     """
@@ -237,6 +237,7 @@ def check_rotary(op: Callable[..., Sequence[Tensor]], rows: int, layout: HeadLay
         error = size * ((NORM + 5 * U) if name != "v" or norm_v else U * (pending is not None))
         assert got.is_contiguous()
         assert got.shape == (rows + extra * (name != "q"), *y.shape[1:])
+        assert got[rows:].isnan().all()
         check_encoded(got[:rows].flatten(1), y.flatten(1), error.flatten(1), ENCODINGS["bf16"])
 
 
