@@ -165,6 +165,8 @@ def test_calibrate_says_what_is_wrong(source: Path, corpus: Path, tmp_path: Path
 def test_quantize_says_what_is_wrong(source: Path, tmp_path: Path) -> None:
     calibration, target = write_calibration(source, tmp_path / "c.json"), tmp_path / "target"
     assert "is not a calibration" in refused("quantize", source, target, "--calibration", source / "config.json")
+    absent = refused("quantize", source, target, "--calibration", tmp_path / "absent.json")
+    assert "absent.json cannot be read: No such file" in absent
     assert "unknown model" in refused("quantize", tmp_path / "absent", target, "--calibration", calibration)
     target.mkdir()
     assert "exists already" in refused("quantize", source, target, "--calibration", calibration)

@@ -59,7 +59,9 @@ def read_calibration(path: Path) -> Calibration:
         calibration = Calibration(scales, hashlib.sha256(raw).hexdigest(), content)
         if not calibration.weights_digest.startswith("sha256:"):
             raise ValueError("model.weights is not a digest")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise LoadError(f"the calibration {path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LoadError(f"{path} is not a calibration: {error!r}") from None
     for name, scale in scales.items():
         if isinstance(scale, bool) or not isinstance(scale, int | float) or not _is_scale(scale):
