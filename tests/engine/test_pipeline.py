@@ -93,15 +93,24 @@ def test_without_a_way_to_arrive_nothing_waits_for_company() -> None:
         assert launched > waited or waited == launched == len(runner.staged)
 
 
-def test_a_full_pass_does_not_wait_for_the_end_of_the_running_one() -> None:
-    runner = FakeRunner(polls=5)
+def test_a_full_pass_is_staged_at_once_and_launched_when_it_is_due() -> None:
+    """A device's queue has an end: who launches much too early waits for it, with Python's lock in his hand."""
+    runner = FakeRunner(polls=30)
     engine = fake_engine(runner)
     for size in (60, 100):
         engine._pace.ran(size, 60.0)
     engine.submit("a", LARGE)
-    calls: list[int] = []
-    engine.step(lambda: calls.append(len(runner.order("launch"))))
-    assert calls[0] == 2
+    staged: list[int] = []
+    launched: list[int] = []
+
+    def look() -> None:
+        staged.append(len(runner.order("stage")))
+        launched.append(len(runner.order("launch")))
+
+    engine.step(look)
+    assert staged[-1] == 2
+    assert set(launched) == {1}
+    assert runner.order("launch", "wait") == [("launch", 0), ("launch", 1), ("wait", 0)]
 
 
 def test_pace() -> None:
@@ -111,10 +120,13 @@ def test_pace() -> None:
     assert pace.left(1000, 0.04) == pytest.approx(0.06)
     assert pace.left(1000, 5.0) == 0.0
     assert pace.left(100, 0.0) == 0.0, "small passes cost more for each token"
-    pace.made_ready(0.010)
-    assert pace.lead == pytest.approx(0.017)
-    pace.made_ready(0.001)
-    assert pace.lead == pytest.approx(0.0155)
+    pace.launched(0.010)
+    assert pace.launch_lead == pace.lead == pytest.approx(0.017)
+    pace.launched(0.200)
+    assert pace.launch_lead == pytest.approx(0.0185), "it stood in the queue"
+    pace.staged(0.020)
+    pace.staged(0.001)
+    assert pace.lead - pace.launch_lead == pytest.approx(0.027)
 
 
 # Leaving
@@ -314,17 +326,6 @@ def test_no_pass_holds_two_requests_where_company_changes_scores() -> None:
     assert all(len(staged.keys) == 1 for staged in runner.staged)
     results = [c.result for c in completions.values()]
     assert all(result is not None and not result.shared_pass for result in results)
-
-
-def test_where_passes_are_not_shared_none_waits_for_company() -> None:
-    runner = FakeRunner(polls=5)
-    engine = fake_engine(runner, invariant=False)
-    engine._pace.ran(44, 60.0)
-    for key in "ab":
-        engine.submit(key, a_plan(4, 20, 2))
-    calls: list[int] = []
-    engine.step(lambda: calls.append(len(runner.order("launch"))))
-    assert calls[0] == 2
 
 
 # The CPU's way

@@ -27,8 +27,10 @@ from workers.engine.warmup import warm_up
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.0005
-"""Between two looks at a running pass, where its caller wants to be asked for what arrived meanwhile."""
+_POLL_S, _FAR_POLL_S = 0.0005, 0.002
+"""Between two looks at a running pass: near the time when the next one is due, and before."""
+
+_NEAR_S = 0.02
 
 _Id = int
 """A plan's own number: a caller's key may come back while a pass still holds the plan that had it before."""
@@ -195,11 +197,11 @@ class ScoringEngine:
 
     def _start_behind(self) -> None:
         """Queue a pass behind the running one. When that fails, it gets the device to itself before it is judged."""
-        shares, _ = self._next_shares()
+        shares, prepared = self._next_shares()
         if not shares:
             return
         try:
-            self._launch(shares, None)
+            self._launch(shares, prepared)
         except Exception as error:
             self._raise_if_lost(error)
             forget_frames(error)
@@ -209,19 +211,26 @@ class ScoringEngine:
     def _launch(self, shares: list[Share], prepared: Future[Any] | None) -> None:
         began = time.monotonic()
         staged = self._runner.stage(build_pass(shares)) if prepared is None else prepared.result()
+        ready = time.monotonic()
         self._in_flight.append(launch(self._runner, staged))
-        self._pace.made_ready(time.monotonic() - began)
+        self._pace.launched(time.monotonic() - ready)
+        if prepared is None:
+            self._pace.staged(ready - began)
 
     def _keep_busy(self, arrivals: Callable[[], None] | None) -> None:
         """Until the running pass is done: take what arrives, and queue the next pass in time."""
         running = self._in_flight[0]
         while not running.pending.done():
-            if self._may_queue and self._is_due(running, arrivals is not None):
-                self._start_behind()
+            if self._may_queue:
+                self._prepare_next()
+                if (early := self._early(running)) <= 0:
+                    self._start_behind()
+                else:
+                    time.sleep(min(early, _POLL_S if early < _NEAR_S else _FAR_POLL_S))
             elif arrivals is None:
                 return
             else:
-                time.sleep(POLL_S)
+                time.sleep(_POLL_S)
             if arrivals is not None:
                 arrivals()
         if self._may_queue:
@@ -232,13 +241,11 @@ class ScoringEngine:
         waits = bool(self._planned or len(self._scheduler))
         return waits and len(self._in_flight) == 1 and not self._one_at_a_time and not self._check_memory
 
-    def _is_due(self, running: InFlight, may_grow: bool) -> bool:
-        """Whether waiting longer is of no use: the next pass is full, nothing can join it, or the running one ends."""
-        may_grow &= self._scheduler.shared
-        if self._planned or not may_grow or self._scheduler.tokens_waiting >= self.config.token_budget:
-            return True
+    def _early(self, running: InFlight) -> float:
+        """Seconds until the next pass is due: as late as the running one's end allows, for more may join it."""
         elapsed = time.monotonic() - max(running.launched, self._last_end)
-        return self._pace.left(running.tokens, elapsed) <= self._pace.lead
+        lead = self._pace.launch_lead if self._planned else self._pace.lead
+        return self._pace.left(running.tokens, elapsed) - lead
 
     def _prepare_next(self) -> None:
         """Pack and stage the next pass beside the running one, when what waits fills it: it cannot get better."""

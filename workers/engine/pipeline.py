@@ -100,7 +100,8 @@ class Pace:
     """How long passes took lately, by the power of two of their tokens, and how long it took to get one ready."""
 
     _seconds: dict[int, float] = field(default_factory=dict)
-    _ready_s: float = 0.0
+    _stage_s: float = 0.0
+    _launch_s: float = math.inf
 
     def ran(self, tokens: int, seconds: float) -> None:
         """A pass took so long. The last ones count most."""
@@ -108,15 +109,24 @@ class Pace:
         per_token = seconds / tokens
         self._seconds[size] = (self._seconds.get(size, per_token) + per_token) / 2
 
-    def made_ready(self, seconds: float) -> None:
-        """Packing, staging and launching a pass took so long. The longest counts, and fades."""
-        self._ready_s = max(seconds, 0.9 * self._ready_s)
+    def staged(self, seconds: float) -> None:
+        """Packing and staging a pass took so long. The longest counts, and fades."""
+        self._stage_s = max(seconds, 0.9 * self._stage_s)
+
+    def launched(self, seconds: float) -> None:
+        """Launching a pass took so long. The shortest counts: a full queue of the device holds a launch up."""
+        self._launch_s = min(seconds, 1.1 * self._launch_s)
 
     def left(self, tokens: int, elapsed: float) -> float:
         """Seconds that a pass of so many tokens will still take; 0 where no such pass ran yet."""
         return max(0.0, self._seconds.get(tokens.bit_length(), -math.inf) * tokens - elapsed)
 
     @property
+    def launch_lead(self) -> float:
+        """How long before the end of a pass a staged one has to be launched. Not earlier: queues have an end."""
+        return 0.002 + (1.5 * self._launch_s if self._launch_s < math.inf else 0.0)
+
+    @property
     def lead(self) -> float:
         """How long before the end of a pass the next one has to be begun."""
-        return 1.5 * self._ready_s + 0.002
+        return self.launch_lead + 1.5 * self._stage_s

@@ -43,14 +43,18 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None
         _bound[variant] = compiled, tuple(named[name] for name in kernel.arg_names[len(args) :])
         return
     compiled, rest = found
+    enter, leave = _hook(triton.knobs.runtime.launch_enter_hook), _hook(triton.knobs.runtime.launch_exit_hook)
     stream = driver.get_current_stream(device)
-    hooks = triton.knobs.runtime
+    metadata = None if enter is None else compiled.launch_metadata(grid, stream, *args, *rest)
     x, y, z = (*grid, 1, 1)[:3]
     compiled.run(
-        x, y, z, stream, compiled.function, compiled.packed_metadata,
-        compiled.launch_metadata(grid, stream, *args, *rest), hooks.launch_enter_hook, hooks.launch_exit_hook,
-        *args, *rest,
+        x, y, z, stream, compiled.function, compiled.packed_metadata, metadata, enter, leave, *args, *rest
     )  # fmt: skip
+
+
+def _hook(chain: Any) -> Any:
+    """A profiler's hook, or None: an empty chain is called for nothing."""
+    return chain if getattr(chain, "calls", True) else None
 
 
 def num_variants() -> int:

@@ -87,6 +87,7 @@ class Fp8Linear(QuantLinear):
         super().__init__(in_features, parts, E4M3, dtype)
         self.static = static
         self.register_buffer("shared_scale", None)
+        self._static: Encoding | None = None
         self.register_buffer("input_scales", torch.full((len(self.parts),), math.nan, dtype=torch.float32))
 
     @property
@@ -95,8 +96,8 @@ class Fp8Linear(QuantLinear):
             return super().encoding
         if not self.static:
             return Encoding("fp8_stream", E4M3)
-        assert self.shared_scale is not None
-        return Encoding("fp8_static", E4M3, self.shared_scale)
+        assert self._static is not None
+        return self._static
 
     def loaded(self) -> None:
         scales = self.weight_scale[[self.rows_of(part).start for part in range(len(self.parts))]]
@@ -110,6 +111,7 @@ class Fp8Linear(QuantLinear):
         if len(set(values)) > 1:
             raise ValueError(f"has the input scales {', '.join(map(str, values))}: on a GPU its parts share one input")
         self.shared_scale = self.input_scales[:1].clone()
+        self._static = Encoding("fp8_static", E4M3, self.shared_scale)
 
     def put(self, part: int, blocks: Blocks) -> None:
         scale = weight_scale(blocks)

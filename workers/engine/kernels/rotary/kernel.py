@@ -162,5 +162,5 @@ def qkv_norm_rotary(
     q_heads, kv_heads = min(most, triton.next_power_of_2(h)), min(most, triton.next_power_of_2(n))
     blocks = triton.cdiv(h, q_heads) + 2 * triton.cdiv(n, kv_heads)
     shape = (h, n, d, layout.shared_kv, norm_v, eps, q_heads, kv_heads, half)
-    launch(_qkv_kernel, (rows * blocks,), qkv, pending, q_scale, k_scale, cos, sin, q, k, v, *shape, num_warps=4)
+    launch(_qkv_kernel, (rows * blocks,), qkv, pending, q_scale, k_scale, cos, sin, q, k, v, *shape, num_warps=2)
     return q, k, v
