@@ -67,7 +67,7 @@ class ScoringEngine:
         self._stats = EngineStats()
         self._planned: deque[list[Share]] = deque()  # passes taken from the scheduler that do not run yet
         self._prepared: Future[Any] | None = None  # the staging of the first of them
-        self._preparer = ThreadPoolExecutor(1, thread_name_prefix="prepare-pass")
+        self._preparer = ThreadPoolExecutor(1, "prepare-pass", initializer=self._use_device)
         self._in_flight: deque[InFlight] = deque()
         self._leaving: set[_Id] = set()  # dropped while a pass in flight holds them
         self._pace = Pace()
