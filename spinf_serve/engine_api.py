@@ -2,6 +2,7 @@
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +78,8 @@ class Engine:
             tokenizer = ContentTokenizer.load(Path(self.model.snapshot_dir))
         except (OSError, ValueError) as error:
             raise StartRefused(f"the tokenizer cannot be loaded: {error}") from None
+        # One at a time: side by side, Python lets all of them finish late and the engine starts late.
+        self._preparing = threading.Lock()
         self._preprocessor = Preprocessor(settings.preprocess_config(self.model), tokenizer, shelf)
         if first is not None:
             self._preprocessor.prepare(*first)
@@ -108,7 +111,8 @@ class Engine:
         return self._respond(body, _header(jobs=False, request_id=request_id))
 
     def _respond(self, body: bytes, header: "RequestHeader") -> bytes:
-        prepared = self._preprocessor.prepare(body, header)
+        with self._preparing:
+            prepared = self._preprocessor.prepare(body, header)
         return self._preprocessor.assemble(prepared, self._thread.run(prepared.plan))
 
     def close(self) -> None:

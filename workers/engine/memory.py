@@ -74,15 +74,26 @@ class CudaAllocator:
 
 @dataclass(slots=True)
 class Memory:
-    """weights: held once the model is loaded; idle: held after the warm-up, when nothing runs and nothing is stored."""
+    """What tensors held, in bytes.
+
+    before   when the load begins
+    weights  what the loaded model added to that
+    idle     after the warm-up, when nothing runs and nothing is stored
+    """
 
     allocator: Allocator
+    before: int = 0
     weights: int = 0
     idle: int = 0
 
+    def loading(self) -> None:
+        """The load begins."""
+        self.before = self.allocator.allocated()
+
     def loaded(self) -> None:
         """The model is in place and nothing else."""
-        self.weights = self.idle = self.allocator.allocated()
+        self.idle = self.allocator.allocated()
+        self.weights = self.idle - self.before
 
     def warmed_up(self) -> None:
         """The idle level is what tensors hold now. The allocator keeps its cache: the first requests find it warm."""
@@ -110,10 +121,10 @@ class Memory:
 
     def summary(self) -> str:
         """The figures in words."""
-        allocator = self.allocator
+        pass_bytes = self.allocator.peak() - self.before - self.weights
         return (
-            f"memory: weights {_mib(self.weights)}, a pass up to {_mib(allocator.peak() - self.weights)} more, "
-            f"reserved {_mib(allocator.reserved())}"
+            f"memory: weights {_mib(self.weights)}, a pass up to {_mib(pass_bytes)} more, "
+            f"reserved {_mib(self.allocator.reserved())}"
         )
 
 

@@ -64,6 +64,20 @@ def test_residual_norm(name: str, rows: int, width: int, scalar: float | None) -
     check_residual(norm_kernel.residual_norm, x, h, post, factor, scale, encoding(name))
 
 
+@pytest.mark.parametrize("name", ["bf16", "static", "row"])
+def test_residual_norm_of_a_bf16_stream(name: str) -> None:
+    """The stream is rounded when it is written, and the norm is that of what was written."""
+    x, h, post, scale = draw(5, 96).bfloat16(), draw(5, 96, seed=1).bfloat16(), draw(96, seed=2), draw(96, seed=3)
+    factor = torch.tensor([0.7])
+    wide = x.float()
+    norm_kernel.residual_norm(wide, h, post, factor, scale, EPS, encoding(name))
+    ours = norm_kernel.residual_norm(x, h, post, factor, scale, EPS, encoding(name))
+    assert torch.equal(x, wide.bfloat16())
+    expected = norm_kernel.norm_encode(x, scale, EPS, encoding(name))
+    for mine, theirs in zip(row_tensors(ours, encoding(name)), row_tensors(expected, encoding(name)), strict=True):
+        assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
+
+
 @pytest.mark.parametrize("pending", [None, (0.37, 0.11)], ids=["plain", "pending"])
 @pytest.mark.parametrize(("rows", "width"), [(1, 96), (3, 20), (5, 1100)])
 @pytest.mark.parametrize("name", ENCODINGS)

@@ -139,7 +139,10 @@ def test_files_that_are_no_calibration_are_refused(tmp_path: Path, text: str) ->
     (tmp_path / "c.json").write_text(text)
     with pytest.raises(LoadError, match="is not a calibration"):
         read_calibration(tmp_path / "c.json")
-    with pytest.raises(LoadError, match="is not a calibration"):
+
+
+def test_a_missing_calibration_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"absent\.json cannot be read: No such file"):
         read_calibration(tmp_path / "absent.json")
 
 

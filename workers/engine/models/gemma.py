@@ -50,10 +50,7 @@ class GemmaMLP(nn.Module):
 
 
 class GemmaLayer(nn.Module):
-    """One decoder layer: norm, attention, norm, residual; norm, MLP, norm, residual; in Gemma 4 times a number.
-
-    The residual stream is float32 whatever `dtype` the products take.
-    """
+    """One decoder layer: norm, attention, norm, residual; norm, MLP, norm, residual; in Gemma 4 times a number."""
 
     def __init__(self, config: GemmaConfig, index: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -118,9 +115,9 @@ class Following:
 class GemmaBody(nn.Module):
     """Embedding, layers, final norm: the part that the checkpoint calls `model`."""
 
-    def __init__(self, config: GemmaConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: GemmaConfig, dtype: torch.dtype, residual: torch.dtype) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.residual = config, residual
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype)
         self.layers = nn.ModuleList(GemmaLayer(config, i, dtype) for i in range(len(config.layer_types)))
         self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
@@ -136,7 +133,7 @@ class GemmaBody(nn.Module):
     def forward(self, fwd: Forward) -> Tensor:
         """The final hidden rows that are read [R, K] float32."""
         config = self.config
-        x = embedding(fwd.tokens, self.embed_tokens.weight, config.hidden_size**0.5)
+        x = embedding(fwd.tokens, self.embed_tokens.weight, config.hidden_size**0.5).to(self.residual)
         tables = {kind: rotary_table(fwd.positions, frequencies) for kind, frequencies in self.inv_freq.items()}
         layers = cast(list[GemmaLayer], list(self.layers))
         following = [Following(layer.input_layernorm, layer.input_encoding) for layer in layers]
@@ -188,11 +185,16 @@ class GemmaModel(nn.Module):
     decoder: ClassVar[str] = "model.layers."
     """Where the linears begin that a quantized checkpoint stores quantized: all of them do."""
 
-    def __init__(self, config: GemmaConfig, dtype: torch.dtype = torch.float32) -> None:
-        """dtype: of embedding, linears and head, of what the linears read and write, and of keys and values."""
+    def __init__(
+        self, config: GemmaConfig, dtype: torch.dtype = torch.float32, residual: torch.dtype = torch.float32
+    ) -> None:
+        """dtype: of embedding, linears and head, of what the linears read and write, and of keys and values.
+
+        residual: of the stream that the layers add to.
+        """
         super().__init__()
         self.config = config
-        self.model = GemmaBody(config, dtype)
+        self.model = GemmaBody(config, dtype, residual)
         if not config.tied_head:
             self.lm_head = Linear(config.hidden_size, config.vocab_size, dtype=dtype)
 

@@ -46,8 +46,9 @@ def residual_norm(
 
         x ← (x + rms_norm(h) · post_scale) · layer_scalar        result: rms_norm(x) · next_scale in `encoding`
 
-    x [T, K] float32, h [T, K] float32 or bf16, post_scale and next_scale [K] float32, layer_scalar [1] float32 or None
-    for 1. All in float32; a number is rounded once, when it is written. On the CPU the kind `float` alone (ValueError).
+    x and h [T, K] float32 or bf16, post_scale and next_scale [K] float32, layer_scalar [1] float32 or None for 1. All
+    in float32; a number is rounded once, when it is written, and the result is that of x as it was written. On the CPU
+    the kind `float` and x in float32 alone (ValueError).
     """
     if dispatch.on_gpu(x):
         from workers.engine.kernels.rms_norm import kernel

@@ -59,13 +59,15 @@ def _residual_norm_kernel(
     at = tl.arange(0, BLOCK)
     mask = at < K
     added = tl.load(h + row * K + at, mask=mask, other=0.0).to(tl.float32)
-    values = tl.load(x + row * K + at, mask=mask, other=0.0)
+    values = tl.load(x + row * K + at, mask=mask, other=0.0).to(tl.float32)
     values += (
         added * inverse_rms(tl.sum(added * added, axis=0), K, EPS) * tl.load(post_scale + at, mask=mask, other=0.0)
     )
     if layer_scalar is not None:
         values *= tl.load(layer_scalar)
-    tl.store(x + row * K + at, values, mask=mask)
+    kept = values.to(x.dtype.element_ty)
+    tl.store(x + row * K + at, kept, mask=mask)
+    values = kept.to(tl.float32)
     y = values * inverse_rms(tl.sum(values * values, axis=0), K, EPS) * tl.load(next_scale + at, mask=mask, other=0.0)
     store_row(y, row, at, mask, out, out_scale, K, KIND)
 
@@ -94,10 +96,10 @@ def residual_norm(
     eps: float,
     encoding: Encoding,
 ) -> Activation:
-    """The op of `kernels.rms_norm`: x [T, K] float32, updated in place; h [T, K] float32 or bf16; scales float32."""
+    """The op of `kernels.rms_norm`: x [T, K] float32 or bf16, updated in place; h [T, K] likewise; scales float32."""
     assert x.is_contiguous()
     assert h.is_contiguous()
-    assert x.dtype == torch.float32
+    assert x.dtype in (torch.float32, torch.bfloat16)
     if encoding.kind == "fp8_stream":
         float32 = Encoding("float", _WHOLE)
         whole = residual_norm(x, h, post_scale, layer_scalar, next_scale, eps, float32)
