@@ -190,10 +190,9 @@ class Bench:
             q = draw(self.device, rows, heads, d, seed=1) * (3 / d**0.5)  # scores of a standard deviation of 3
             k, v = (draw(self.device, rows, layout.num_kv_heads, d, seed=seed) for seed in (2, 3))
             buffer = HostBuffer()
-            staged = kernel.stage(
-                packed.segments, buffer, rows=rows, group=layout.group, head_dim=d, windows=(window,), store_lengths=()
-            )
-            plan = kernel.on_device(staged, DeviceBuffer(buffer.pack(pinned=False), self.device))
+            key = layout.group, d
+            staged = kernel.stage(packed.segments, buffer, {key: (window,)}, rows=rows)
+            plan = kernel.on_device(staged[key], DeviceBuffer(buffer.pack(pinned=False), self.device))
             seen = (positions + 1).clamp(max=window or rows).sum().item()
             moved = q.nbytes + k.nbytes + v.nbytes + rows * heads * d
             yield Row(

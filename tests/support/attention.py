@@ -25,15 +25,9 @@ def device_plan(segments: Segments, x: Heads, windows: Sequence[int | None]) -> 
     """The kernel's plan where x lies."""
     buffer = HostBuffer()
     t, h, d = x.q.shape
-    plan = kernel.stage(
-        segments,
-        buffer,
-        rows=t,
-        group=h // x.k.shape[1],
-        head_dim=d,
-        windows=windows,
-        store_lengths=[k.shape[0] for k, _ in x.stores],
-    )
+    layout = h // x.k.shape[1], d
+    lengths = [k.shape[0] for k, _ in x.stores]
+    plan = kernel.stage(segments, buffer, {layout: windows}, rows=t, store_lengths=lengths)[layout]
     return kernel.on_device(plan, DeviceBuffer(buffer.pack(pinned=False), x.q.device))
 
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from spinf_serve.plan import F32
 from workers.engine.kernels.products import RowRule
-from workers.engine.kernels.rotary import HeadLayout
-from workers.engine.kernels.tree_attention.kernel import HostPlan, on_device, stage
+from workers.engine.kernels.tree_attention.kernel import HostPlan, Layout, on_device, stage
 from workers.engine.layers.forward import Capture, Forward, KVStore
 from workers.engine.models import GemmaModel
 from workers.engine.packing import PackedPass
@@ -26,7 +25,7 @@ class CudaStagedPass:
     padded_tokens: int
     host: Tensor
     slots: Mapping[str, Slot]
-    attention: Mapping[HeadLayout, HostPlan]
+    plans: Mapping[Layout, HostPlan]
     stores: tuple[KVStore, ...]
     captures: tuple[Capture, ...]
 
@@ -57,24 +56,20 @@ class CudaRunner:
         self.model, self.rule = model, rule
         self.device = model.head_weight.device
         self.stores: dict[StoreKey, KVStore] = {}
+        self._layouts = tuple(model.windows())
+        self._windows: dict[Layout, tuple[int | None, ...]] = {}
+        for layout, windows in model.windows().items():
+            key = layout.group, layout.head_dim
+            self._windows[key] = (*self._windows.get(key, ()), *windows)
 
     def stage(self, packed: PackedPass) -> CudaStagedPass:
         """Index arrays and attention plans in pinned memory, and device memory for the contents that are kept."""
         rows = self.rule.padded(len(packed.tokens))
         buffer = HostBuffer()
         stores = tuple(self.stores[key] for key in packed.stores)
-        attention = {
-            layout: stage(
-                packed.segments,
-                buffer,
-                rows=rows,
-                group=layout.group,
-                head_dim=layout.head_dim,
-                windows=windows,
-                store_lengths=[store.length for store in stores],
-            )
-            for layout, windows in self.model.windows().items()
-        }
+        plans = stage(
+            packed.segments, buffer, self._windows, rows=rows, store_lengths=[store.length for store in stores]
+        )
         arrays = {
             "tokens": _padded(packed.tokens, rows),
             "positions": _padded(packed.positions, rows),
@@ -89,18 +84,19 @@ class CudaRunner:
             self.stores[content.key, content.job] = store
             captures.append(Capture(store, content.start))
         host = buffer.pack(pinned=self.device.type == "cuda")
-        return CudaStagedPass(packed, rows, host, slots, attention, stores, tuple(captures))
+        return CudaStagedPass(packed, rows, host, slots, plans, stores, tuple(captures))
 
     @torch.inference_mode()
     def forward(self, staged: CudaStagedPass) -> Tensor:
         """Queue the pass on the device's stream → log P of every entry [C], on the device."""
         buffer = DeviceBuffer(staged.host, self.device)
         arrays = {name: buffer.get(slot) for name, slot in staged.slots.items()}
+        plans = {layout: on_device(plan, buffer) for layout, plan in staged.plans.items()}
         forward = Forward(
             tokens=arrays["tokens"],
             positions=arrays["positions"],
             read_rows=arrays["read_rows"],
-            attention={layout: on_device(plan, buffer) for layout, plan in staged.attention.items()},
+            attention={layout: plans[layout.group, layout.head_dim] for layout in self._layouts},
             stores=staged.stores,
             captures=staged.captures,
             rule=self.rule,

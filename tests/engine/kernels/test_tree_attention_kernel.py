@@ -16,7 +16,7 @@ from tests.support.triton_interpreter import has_device
 from workers.engine.kernels.encoding import Codes, Encoding
 from workers.engine.kernels.tree_attention import reference
 from workers.engine.kernels.tree_attention.segments import chains, cut
-from workers.engine.kernels.tree_attention.tiles import SPAN, TilePlan, plan_tiles
+from workers.engine.kernels.tree_attention.tiles import SPAN, TilePlan, paths, plan_tiles
 
 BOUND = 2e-5  # float32 sums of some 300 products and exponentials of values up to 5
 interpreted = pytest.mark.skipif(has_device(), reason="tests/gpu covers the compiled kernel")
@@ -136,7 +136,8 @@ def test_the_work_list_is_each_row_s_path_in_order(seed: int, stored: bool) -> N
     lengths = [max((s + n for source, s, n, _ in rows if source == i), default=0) for i in range(1, 4)]
     store_rows = np.cumsum([used, *lengths]).tolist()
     tile_rows, block = [(64, 64), (4, 32), (7, 16)][seed % 3]
-    plan = plan_tiles(segments, tile_rows=tile_rows, block=block, windows=(None, 16, 100), store_rows=store_rows)
+    found = paths(segments, store_rows)
+    plan = plan_tiles(found, tile_rows=tile_rows, block=block, windows=(None, 16, 100))
     for window in (None, 16, 100):
         seen = seen_keys(plan, block, window)
         for chain in chains(segments):
@@ -151,7 +152,7 @@ def test_the_work_list_is_each_row_s_path_in_order(seed: int, stored: bool) -> N
 
 def test_spans_of_one_row_never_share_a_key_tile() -> None:
     """Two of them in one tile would share its maximum, and their bits would depend on how spans were laid out."""
-    plan = plan_tiles(make_segments(branches(20, [50, 3, 40, 33])), tile_rows=8, block=64, windows=(None,))
+    plan = plan_tiles(paths(make_segments(branches(20, [50, 3, 40, 33]))), tile_rows=8, block=64, windows=(None,))
     assert len(plan.depths) > len(plan.tiles)
     for low, high in pairwise(np.append(plan.tiles[:, 2], plan.tiles[-1, 3]).tolist()):
         depths = plan.depths[low:high].tolist()

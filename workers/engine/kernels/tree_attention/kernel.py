@@ -19,7 +19,7 @@ from torch import Tensor
 from workers.engine.kernels.encoding import Activation, Codes, Encoding
 from workers.engine.kernels.launch import launch
 from workers.engine.kernels.tree_attention.segments import Segments
-from workers.engine.kernels.tree_attention.tiles import RANGE_FIELDS, SPAN, TILE_FIELDS, plan_tiles
+from workers.engine.kernels.tree_attention.tiles import RANGE_FIELDS, SPAN, TILE_FIELDS, paths, plan_tiles
 from workers.engine.staging import DeviceBuffer, HostBuffer, Slot
 
 _LOG2_E = 1.4426950408889634
@@ -181,37 +181,39 @@ class DevicePlan:
     extra_rows: int
 
 
+Layout = tuple[int, int]
+"""(G, D): query heads on one key/value head, and their size."""
+
 _ARRAYS = ("tiles", "keys", "depths", "slots", "limits", "positions", "offsets")
 
 
 def stage(
     segments: Segments,
     buffer: HostBuffer,
+    layouts: Mapping[Layout, Sequence[int | None]],
     *,
     rows: int,
-    group: int,
-    head_dim: int,
-    windows: Sequence[int | None],
-    store_lengths: Sequence[int],
-) -> HostPlan:
-    """Plan a pass of `rows` rows (T, padding included) for one layout and lay the arrays into the buffer."""
-    shape = tile_shape(head_dim, group)
+    store_lengths: Sequence[int] = (),
+) -> dict[Layout, HostPlan]:
+    """Plan a pass of `rows` rows (T, padding included) and lay the arrays into the buffer.
+
+    layouts  (G, D) of each kind of heads → the distinct windows of its layers
+    """
     ends = np.cumsum([rows, *store_lengths]).tolist()
-    plan = plan_tiles(
-        segments,
-        tile_rows=shape.tile_rows(group),
-        block=shape.block_n,
-        windows=windows,
-        store_rows=ends[:-1],
-    )
-    return HostPlan(
-        shape=shape,
-        rows=len(plan.limits),
-        slots={name: buffer.add(getattr(plan, name)) for name in _ARRAYS},
-        ranges={window: buffer.add(array) for window, array in plan.ranges.items()},
-        store_rows=tuple(ends[:-1]),
-        extra_rows=ends[-1] - rows,
-    )
+    found = paths(segments, ends[:-1])
+    plans: dict[Layout, HostPlan] = {}
+    for (group, head_dim), windows in layouts.items():
+        shape = tile_shape(head_dim, group)
+        plan = plan_tiles(found, tile_rows=shape.tile_rows(group), block=shape.block_n, windows=windows)
+        plans[group, head_dim] = HostPlan(
+            shape=shape,
+            rows=len(plan.limits),
+            slots={name: buffer.add(getattr(plan, name)) for name in _ARRAYS},
+            ranges={window: buffer.add(array) for window, array in plan.ranges.items()},
+            store_rows=tuple(ends[:-1]),
+            extra_rows=ends[-1] - rows,
+        )
+    return plans
 
 
 def on_device(plan: HostPlan, buffer: DeviceBuffer) -> DevicePlan:

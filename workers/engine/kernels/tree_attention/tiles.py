@@ -56,7 +56,7 @@ class TilePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class Rows:
     """Facts of every real row [T]: tree, key row of content position 0, limit, position, offset, parent row in the
     branch (-1: the row hangs on the content, or is content)."""
 
@@ -68,7 +68,7 @@ class _Rows:
     parents: I64
 
 
-def _rows(segments: Segments, store_rows: Sequence[int]) -> _Rows:
+def _rows(segments: Segments, store_rows: Sequence[int]) -> Rows:
     """The segments' rows. Key row of row i of store s is store_rows[s - 1] + i."""
     count = len(segments)
     depth, hang, tree, base, parent_row = ([0] * count for _ in range(5))
@@ -94,7 +94,7 @@ def _rows(segments: Segments, store_rows: Sequence[int]) -> _Rows:
 
 def _expand(
     segments: Segments, content: npt.NDArray[np.bool_], depth: I64, hang: I64, tree: I64, base: I64, parent_row: I64
-) -> _Rows:
+) -> Rows:
     """Facts of the pass's segments → facts of their rows, in the order of the rows."""
     own = np.flatnonzero(segments.sources == 0)
     order = own[np.argsort(segments.starts[own], kind="stable")]
@@ -104,7 +104,7 @@ def _expand(
     positions = depth[of] + step
     is_content = content[of]
     parents = np.where(step > 0, np.arange(len(of)) - 1, parent_row[of])
-    return _Rows(
+    return Rows(
         trees=tree[of],
         bases=base[of],
         limits=np.where(is_content, positions + 1, hang[of]),
@@ -114,7 +114,7 @@ def _expand(
     )
 
 
-def _spans(rows: _Rows) -> tuple[I64, I64]:
+def _spans(rows: Rows) -> tuple[I64, I64]:
     """(end [T], keys [T, SPAN]): the last row of the span that row r stands in, and for such a row e its span's rows.
 
     A span ends at its last position or at a leaf, and each of its rows belongs to the end below its first child; in
@@ -138,7 +138,7 @@ def _spans(rows: _Rows) -> tuple[I64, I64]:
     return end, keys
 
 
-def _seen(rows: _Rows, end: I64, keys: I64) -> tuple[I64, I64, I64]:
+def _seen(rows: Rows, end: I64, keys: I64) -> tuple[I64, I64, I64]:
     """Every (row, depth, span) that is seen: a row sees its own span and those above it up to the content."""
     row = np.flatnonzero(rows.offsets >= 0)
     span = end[row]
@@ -154,6 +154,28 @@ def _seen(rows: _Rows, end: I64, keys: I64) -> tuple[I64, I64, I64]:
     return rows_, depths, spans
 
 
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """What of a pass does not depend on the layout of heads: its rows, spans, and which rows see which.
+
+    keys                         [T, SPAN] the rows of the span that ends in row t, -1 where there are none
+    seen_by, seen_depths, seen   [S] row, depth of a span above or at it, last row of that span
+    """
+
+    rows: Rows
+    keys: I64
+    seen_by: I64
+    seen_depths: I64
+    seen: I64
+
+
+def paths(segments: Segments, store_rows: Sequence[int] = ()) -> Paths:
+    """The paths of a pass. store_rows: per store the key row where its rows begin, behind those of the pass."""
+    rows = _rows(segments, store_rows)
+    end, keys = _spans(rows)
+    return Paths(rows, keys, *_seen(rows, end, keys))
+
+
 def _tile_starts(trees: I64, tile_rows: int) -> tuple[I64, I64]:
     """(first row [Q], rows [Q]) of the query tiles: each tree's rows in runs of `tile_rows`."""
     total = len(trees)
@@ -165,7 +187,7 @@ def _tile_starts(trees: I64, tile_rows: int) -> tuple[I64, I64]:
     return starts, np.minimum(tile_rows, np.repeat(first + sizes, counts) - starts)
 
 
-def _ranges(rows: _Rows, starts: I64, block: int, window: int | None) -> I32:
+def _ranges(rows: Rows, starts: I64, block: int, window: int | None) -> I32:
     """[Q, 5] of one window; see `TilePlan`."""
     least, most = np.minimum.reduceat(rows.limits, starts), np.maximum.reduceat(rows.limits, starts)
     zero = np.zeros_like(starts)
@@ -179,13 +201,12 @@ def _ranges(rows: _Rows, starts: I64, block: int, window: int | None) -> I32:
 
 
 def _key_tiles(
-    rows: _Rows, starts: I64, tile_rows: int, slots_per_tile: int
+    found: Paths, starts: I64, tile_rows: int, slots_per_tile: int
 ) -> tuple[I64, npt.NDArray[np.int64], I64, I8]:
     """(first key tile of each query tile [Q + 1], keys, depths, slots); see `TilePlan`."""
-    end, keys = _spans(rows)
-    row, depth, span = _seen(rows, end, keys)
+    row, depth, span = found.seen_by, found.seen_depths, found.seen
     tile = np.searchsorted(starts, row, side="right") - 1
-    total, deepest = len(rows.offsets) + 1, int(depth.max(initial=0)) + 1
+    total, deepest = len(found.rows.offsets) + 1, int(depth.max(initial=0)) + 1
     key = (tile * deepest + depth) * total + span
     unique, inverse = np.unique(key, return_inverse=True)
     level = unique // total  # (tile, depth) as one number
@@ -197,26 +218,23 @@ def _key_tiles(
     count = int(key_tile[-1]) + 1 if len(key_tile) else 0
     heads = np.flatnonzero(slot == 0)
     out_keys = np.full((count, slots_per_tile, SPAN), -1, dtype=np.int64)
-    out_keys[key_tile, slot] = keys[unique % total]
+    out_keys[key_tile, slot] = found.keys[unique % total]
     slots = np.full((count, tile_rows), -1, dtype=np.int8)
     slots[key_tile[inverse], row - starts[tile]] = slot[inverse]
     offsets = np.searchsorted(level[heads] // deepest, np.arange(len(starts) + 1))
     return offsets, out_keys.reshape(count, slots_per_tile * SPAN), level[heads] % deepest * SPAN, slots
 
 
-def plan_tiles(
-    segments: Segments, *, tile_rows: int, block: int, windows: Sequence[int | None], store_rows: Sequence[int] = ()
-) -> TilePlan:
+def plan_tiles(found: Paths, *, tile_rows: int, block: int, windows: Sequence[int | None]) -> TilePlan:
     """The work list of a pass.
 
     tile_rows   query rows of a tile (TM)
     block       keys of a tile (BN), a multiple of SPAN
     windows     the distinct windows of the layers (None: full)
-    store_rows  per store the key row where its rows begin, behind those of the pass
     """
-    rows = _rows(segments, store_rows)
+    rows = found.rows
     starts, counts = _tile_starts(rows.trees, tile_rows)
-    offsets, keys, depths, slots = _key_tiles(rows, starts, tile_rows, block // SPAN)
+    offsets, keys, depths, slots = _key_tiles(found, starts, tile_rows, block // SPAN)
     return TilePlan(
         tiles=np.stack((starts, counts, offsets[:-1], offsets[1:]), axis=1).astype(np.int32),
         ranges={window: _ranges(rows, starts, block, window) for window in set(windows)},
