@@ -23,10 +23,11 @@ RMS = 2**-8 * math.sqrt(1 / (8 * math.log(2)))
 
 
 @contextmanager
-def rounded_tensors(model: Any) -> Iterator[list[Tensor]]:
+def rounded_tensors(model: Any, *, weights: bool = False) -> Iterator[list[Tensor]]:
     """The tensors that our bf16 forward rounds, from each forward of a transformers Gemma model while this lasts.
 
-    They are what linears and head read, what linears write, and queries, keys and values as attention reads them.
+    They are what linears and head read, what linears write, and queries, keys and values as attention reads them; on a
+    GPU also the `weights` of the attention.
     """
     found: list[Tensor] = []
 
@@ -35,6 +36,9 @@ def rounded_tensors(model: Any) -> Iterator[list[Tensor]]:
 
     def output(_module: Any, _inputs: Any, result: Tensor) -> None:
         keep(result)
+
+    def attended(_module: Any, _inputs: Any, result: tuple[Tensor, Tensor]) -> None:
+        keep(result[1])
 
     def argument(_module: Any, inputs: tuple[Tensor, ...]) -> None:
         keep(inputs[0])
@@ -49,6 +53,8 @@ def rounded_tensors(model: Any) -> Iterator[list[Tensor]]:
             linears += [layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj]
             hooks = [module.register_forward_hook(output) for module in norms + linears if module is not None]
             hooks += [module.register_forward_pre_hook(argument) for module in (attention.o_proj, layer.mlp.down_proj)]
+            if weights:
+                hooks.append(attention.register_forward_hook(attended))
             for hook in hooks:
                 stack.callback(hook.remove)
         stack.callback(model.model.norm.register_forward_hook(output).remove)
