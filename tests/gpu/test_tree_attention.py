@@ -11,7 +11,10 @@ from workers.engine.kernels.encoding import Codes, Encoding
 from workers.engine.kernels.tree_attention import Segments, kernel, reference
 from workers.engine.kernels.tree_attention.segments import chains
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU"),
+]
 
 SHAPES = [(8, 2, 256), (1, 16, 512), (4, 8, 512), (2, 4, 128), (2, 1, 64), (1, 3, 96)]
 """(N, G, D): sliding and full layers of the 12B, full layers of the 31B, others."""
