@@ -4,7 +4,7 @@ The truth is transformers in float32. What bf16 may change is derived, not measu
 (`rounding.rounded_tensors`) is off by 2^-8 · 0.425 of its size, root mean square, element by element and independently;
 what that does to the stream after a layer and to a log-probability is, to first order, the derivative of it. That gives
 a standard deviation σ for each. `BAND`: errors are of that size, neither larger nor smaller (as they would be if there
-were more or fewer roundings than are counted). `WORST`, `WORST_ROW`: no single number is far out. And the error is
+were more or fewer roundings than are counted). `WORST`: no log-probability and no row is far out. And the error is
 smaller than that of transformers in bf16, which rounds in more places (the stream itself, scores, tables, logits).
 """
 
@@ -49,25 +49,32 @@ pytestmark = [
 ]
 
 BAND = (0.8, 1.25)
-"""Root mean square of a stream's error in σ: over millions of elements what is left is the error of the first order."""
+"""Root mean square of a stream's error in σ: over thousands of rows what is left is the error of the first order."""
 
-SCORES_BAND = (0.6, 1.4)
-"""The same of some fifty log-probabilities, whose own root mean square varies by a tenth: four times that."""
+FEW_BAND = (0.6, 1.4)
+"""The same of the last layer, of which each path's last row alone exists, and of the log-probabilities, four a path.
+
+A dozen rows, whose errors hang on the few keys that each head reads: their root mean square varies by a tenth or so.
+"""
 
 WORST = 5.0
-"""Of a log-probability, in σ: a normal variable is further off once in two million times."""
+"""σ that no log-probability and no row is off by: a normal variable is once in two million times.
 
-WORST_ROW = 6.0
-"""Of a row's distance, in σ of its layer. Rows differ: one whose heads read few keys averages over fewer errors."""
+A row's σ is that of its layer. Rows differ (one whose heads read few keys averages over fewer errors), but a row is
+thousands of elements: among 1,600 rows of a narrower stack the worst was at 2.4.
+"""
 
 WIDE = 3.0
-"""A mutation misses one of the bounds by this factor at least. In float32 it is 100: bf16 hides more."""
+"""A mutation misses one of the bounds by this factor at least. In float32 it is 100: bf16 hides more.
+
+The window is the least: one key more or less shows in the rows where some head gives that key its weight.
+"""
 
 LAYERS = (SLIDING, SLIDING, FULL, SLIDING, SLIDING, FULL)
-CONTENTS = (1500, 40)
-"""Tokens. The longer one is over the window: hundreds of rows read up to its edge."""
+CONTENTS = (2000, 40)
+"""Tokens. The longer one is over the window: a thousand rows read up to its edge."""
 
-QUESTIONS, OPTIONS = 3, 8
+QUESTIONS, OPTIONS = 6, 4
 
 
 def stack(text: Json) -> Json:
@@ -169,10 +176,10 @@ def test_errors_are_what_the_roundings_explain(facts: Facts) -> None:
     ]
     print("σ of the stream, relative: " + " ".join(f"{value:.5f}" for value in relative))
     print(f"σ of log P: {torch.cat([s.logprobs for s in facts.sigma]).square().mean().sqrt():.4f}, mean")
-    assert all(BAND[0] < value < BAND[1] for value in ours.streams)
-    assert SCORES_BAND[0] < ours.rms < SCORES_BAND[1]
+    assert all(BAND[0] < value < BAND[1] for value in ours.streams[:-1])
+    assert all(FEW_BAND[0] < value < FEW_BAND[1] for value in (ours.streams[-1], ours.rms))
     assert ours.worst < WORST
-    assert max(ours.rows) < WORST_ROW
+    assert max(ours.rows) < WORST
 
 
 def test_no_further_off_than_transformers_in_bf16(facts: Facts) -> None:
@@ -186,8 +193,8 @@ def test_no_further_off_than_transformers_in_bf16(facts: Facts) -> None:
 
 def margin(found: Errors) -> float:
     """By which factor the worst bound is missed."""
-    scores = max(found.rms / SCORES_BAND[1], found.worst / WORST)
-    return max(scores, max(found.streams) / BAND[1], max(found.rows) / WORST_ROW)
+    few = max(found.streams[-1], found.rms) / FEW_BAND[1]
+    return max(few, max(found.streams[:-1]) / BAND[1], found.worst / WORST, max(found.rows) / WORST)
 
 
 def _without_weight(layer: int, name: str) -> Callable[[GemmaModel], None]:
