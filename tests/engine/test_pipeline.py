@@ -85,7 +85,7 @@ def test_what_arrives_while_a_pass_runs_is_in_the_next_one() -> None:
 def test_without_a_way_to_arrive_nothing_waits_for_company() -> None:
     runner = FakeRunner(polls=10**9)
     engine = fake_engine(runner)
-    engine._pace.ran(44, 60.0)
+    engine._pace.ran(44, 0.05)
     run_all(engine, {"a": LARGE, "b": a_plan(5, 10, 2)})
     launched, waited = 0, 0
     for kind, _ in runner.order("launch", "wait"):

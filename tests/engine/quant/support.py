@@ -55,10 +55,14 @@ def exported(source: Path, target: Path) -> tuple[Path, Calibration]:
 
 
 def scheme_model(
-    snapshot: Path, scheme: str, calibration: Calibration | None = None, dtype: torch.dtype = torch.float32
+    snapshot: Path,
+    scheme: str,
+    calibration: Calibration | None = None,
+    dtype: torch.dtype = torch.float32,
+    residual: torch.dtype = torch.float32,
 ) -> GemmaModel:
     """The snapshot with the decoder's linears in a scheme: codes copied where they are stored, else quantized here."""
-    model = GemmaModel(model_config(snapshot), dtype)
+    model = GemmaModel(model_config(snapshot), dtype, residual)
     use_scheme(model, scheme)
     load_weights(model, snapshot)
     if calibration is not None:
