@@ -1,6 +1,6 @@
 """A job set's scores in every company, bit for bit: alone, packed, reversed, beside others, in parts, cut into passes.
 
-    python -m benchmarks.equal_bits --model DIR [--jobs FILE] [--quant auto] [--articles 6] [--budgets 16384 4096 1024]
+    python -m benchmarks.equal_bits --model DIR [--jobs FILE] [--quant auto] [--articles 6] [--budgets 16384 1024]
         [--processes 2] [--digest-only]
 
 A value is log P of a token after a path, and known by the two: whatever request asks for it, in whatever order and
@@ -281,7 +281,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--articles", type=int, default=6)
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quant", default="auto")
-    parser.add_argument("--budgets", type=int, nargs="+", default=[16_384, 4096, 1024], help="tokens of a pass")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[16_384, 1024], help="tokens of a pass")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--digest-only", action="store_true")
     return parser.parse_args()
