@@ -22,7 +22,6 @@ from workers.engine.device import (
     pass_bytes,
 )
 from workers.engine.errors import LoadError
-from workers.engine.export import weights_digest
 from workers.engine.fingerprint import cpu_name, cuda_facts, fingerprint, score_facts
 from workers.engine.kernels.products import RowRule
 from workers.engine.memory import CudaAllocator, Memory
@@ -163,6 +162,8 @@ class Scales:
         path = directory / CALIBRATION
         if not path.is_file():
             return cls(stored=False)
+        from workers.engine.export import weights_digest  # takes half a second, and no other start needs it
+
         calibration = read_calibration(path)
         if calibration.weights_digest != weights_digest(directory):
             raise LoadError(f"{path} was made for other weights than those beside it")
