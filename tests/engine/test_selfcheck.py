@@ -62,7 +62,8 @@ def test_a_bf16_linear_that_sums_in_another_order(monkeypatch: pytest.MonkeyPatc
         return out.copy_(sum(a @ b.t() for a, b in halves))
 
     monkeypatch.setattr(selfcheck, "linear_into", product)
-    assert not selfcheck.linear_is_invariant(40, 4, RowRule(), torch.bfloat16)
+    torch.manual_seed(0)
+    assert not selfcheck.linear_is_invariant(640, 64, RowRule(), torch.bfloat16)
 
 
 def test_bf16_needs_no_fixed_pieces_here() -> None:
