@@ -23,6 +23,7 @@ def main(member: Member) -> None:
         engine = ScoringEngine.load(setup.config, on_progress=report)
         engine.warm_up(report)
     except (MemoryError, OSError, RuntimeError) as error:
+        # Of these families, what stays as it is however often one starts: paths, rights, and ops that torch lacks here.
         if isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError | NotImplementedError):
             raise CannotStart(_reason(error)) from error
         raise  # memory, disk or device: a restart may help
