@@ -1,6 +1,6 @@
 """Stages packed passes and runs them on a GPU. Staging may happen in another thread than launching."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from workers.engine.kernels.tree_attention.kernel import HostPlan, Layout, on_de
 from workers.engine.layers.forward import Capture, Forward, KVStore
 from workers.engine.models import GemmaModel
 from workers.engine.packing import PackedPass
-from workers.engine.runner import StoreKey
+from workers.engine.runner import RunnerBase
 from workers.engine.staging import DeviceBuffer, HostBuffer, Slot
 
 
@@ -49,13 +49,14 @@ class CudaPendingPass:
         return out
 
 
-class CudaRunner:
-    """The model and the stored contents of unfinished jobs, on one GPU."""
+class CudaRunner(RunnerBase):
+    """Runs passes on one GPU, in the order of their launch."""
+
+    rows_first = True
 
     def __init__(self, model: GemmaModel, rule: RowRule) -> None:
-        self.model, self.rule = model, rule
+        super().__init__(model, rule)
         self.device = model.head_weight.device
-        self.stores: dict[StoreKey, KVStore] = {}
         self._layouts = tuple(model.windows())
         self._windows: dict[Layout, tuple[int | None, ...]] = {}
         for layout, windows in model.windows().items():
@@ -78,13 +79,9 @@ class CudaRunner:
             "entry_cols": packed.entry_cols.astype(np.int64),
         }
         slots = {name: buffer.add(array) for name, array in arrays.items()}
-        captures = []
-        for content in packed.captures:
-            store = KVStore(self.model.kv_shapes(), content.length, self.model.head_weight, rows_first=True)
-            self.stores[content.key, content.job] = store
-            captures.append(Capture(store, content.start))
+        captures = self.make_stores(packed)
         host = buffer.pack(pinned=self.device.type == "cuda")
-        return CudaStagedPass(packed, rows, host, slots, plans, stores, tuple(captures))
+        return CudaStagedPass(packed, rows, host, slots, plans, stores, captures)
 
     @torch.inference_mode()
     def forward(self, staged: CudaStagedPass) -> Tensor:
@@ -115,25 +112,6 @@ class CudaRunner:
     def run(self, staged: CudaStagedPass) -> F32:
         """One forward pass → log P of every entry [C]."""
         return self.launch(staged).wait()
-
-    def free(self, key: Hashable) -> None:
-        """Drop every stored content of a request."""
-        for store in [store for store in self.stores if store[0] == key]:
-            del self.stores[store]
-
-    def free_job(self, key: Hashable, job: int) -> None:
-        """Drop one job's content, if it is stored."""
-        self.stores.pop((key, job), None)
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of all stored contents."""
-        return sum(store.num_bytes for store in self.stores.values())
-
-    def close(self) -> None:
-        """Drop the stores and the model's tensors."""
-        self.stores.clear()
-        self.model.to_empty(device="meta")
 
 
 def _padded(values: np.ndarray, rows: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -40,45 +41,24 @@ def _padded(values: np.ndarray, rows: int) -> Tensor:
     return out
 
 
-class Runner:
+class RunnerBase:
     """The model and the stored contents of unfinished jobs."""
+
+    rows_first: ClassVar[bool]
+    """How stores lie, see `KVStore`."""
 
     def __init__(self, model: GemmaModel, rule: RowRule) -> None:
         self.model, self.rule = model, rule
         self.stores: dict[StoreKey, KVStore] = {}
 
-    def stage(self, packed: PackedPass) -> StagedPass:
-        """Index tensors, attention plan, and memory for the contents that the pass is to keep."""
-        rows = self.rule.padded(len(packed.tokens))
-        layouts = self.model.windows()
-        windows: dict[int, set[int | None]] = {}
-        for layout, of_layout in layouts.items():
-            windows.setdefault(layout.group, set()).update(of_layout)
-        plans = {
-            group: prepare(packed.segments, rows=rows, group=group, windows=tuple(of_group), rule=self.rule)
-            for group, of_group in windows.items()
-        }
+    def make_stores(self, packed: PackedPass) -> tuple[Capture, ...]:
+        """Memory for the contents that the pass is to keep."""
         captures = []
         for content in packed.captures:
-            store = KVStore(self.model.kv_shapes(), content.length, self.model.head_weight)
+            store = KVStore(self.model.kv_shapes(), content.length, self.model.head_weight, rows_first=self.rows_first)
             self.stores[content.key, content.job] = store
             captures.append(Capture(store, content.start))
-        forward = Forward(
-            tokens=_padded(packed.tokens, rows),
-            positions=_padded(packed.positions, rows),
-            read_rows=_padded(packed.read_rows, self.rule.padded(len(packed.read_rows))),
-            attention={layout: plans[layout.group] for layout in layouts},
-            stores=tuple(self.stores[key] for key in packed.stores),
-            captures=tuple(captures),
-            rule=self.rule,
-        )
-        entry_cols = torch.from_numpy(packed.entry_cols.astype(np.int64))
-        return StagedPass(packed, forward, torch.from_numpy(packed.entry_rows), entry_cols)
-
-    def run(self, staged: StagedPass) -> F32:
-        """One forward pass → log P of every entry [C]."""
-        out: F32 = self.model.logprobs(staged.forward, staged.entry_rows, staged.entry_cols).numpy()
-        return out
+        return tuple(captures)
 
     def free(self, key: Hashable) -> None:
         """Drop every stored content of a request."""
@@ -98,3 +78,38 @@ class Runner:
         """Drop the stores and the model's tensors."""
         self.stores.clear()
         self.model.to_empty(device="meta")
+
+
+class Runner(RunnerBase):
+    """Runs passes on the CPU, one at a time."""
+
+    rows_first = False
+
+    def stage(self, packed: PackedPass) -> StagedPass:
+        """Index tensors, attention plan, and memory for the contents that the pass is to keep."""
+        rows = self.rule.padded(len(packed.tokens))
+        layouts = self.model.windows()
+        windows: dict[int, set[int | None]] = {}
+        for layout, of_layout in layouts.items():
+            windows.setdefault(layout.group, set()).update(of_layout)
+        plans = {
+            group: prepare(packed.segments, rows=rows, group=group, windows=tuple(of_group), rule=self.rule)
+            for group, of_group in windows.items()
+        }
+        captures = self.make_stores(packed)
+        forward = Forward(
+            tokens=_padded(packed.tokens, rows),
+            positions=_padded(packed.positions, rows),
+            read_rows=_padded(packed.read_rows, self.rule.padded(len(packed.read_rows))),
+            attention={layout: plans[layout.group] for layout in layouts},
+            stores=tuple(self.stores[key] for key in packed.stores),
+            captures=captures,
+            rule=self.rule,
+        )
+        entry_cols = torch.from_numpy(packed.entry_cols.astype(np.int64))
+        return StagedPass(packed, forward, torch.from_numpy(packed.entry_rows), entry_cols)
+
+    def run(self, staged: StagedPass) -> F32:
+        """One forward pass → log P of every entry [C]."""
+        out: F32 = self.model.logprobs(staged.forward, staged.entry_rows, staged.entry_cols).numpy()
+        return out

@@ -55,8 +55,3 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None
 def _hook(chain: Any) -> Any:
     """A profiler's hook, or None: an empty chain is called for nothing."""
     return chain if getattr(chain, "calls", True) else None
-
-
-def num_variants() -> int:
-    """How many variants of all kernels have run in this process."""
-    return len(_bound)

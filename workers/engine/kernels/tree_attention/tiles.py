@@ -49,11 +49,6 @@ class TilePlan:
     positions: I32
     offsets: I32
 
-    @property
-    def content_blocks(self) -> dict[int | None, int]:
-        """Window → content blocks over all tiles: the work that the plan stands for."""
-        return {window: int((r[:, 3] - r[:, 0]).sum()) for window, r in self.ranges.items()}
-
 
 @dataclass(frozen=True, slots=True)
 class Rows:
