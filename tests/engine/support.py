@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from spinf_serve.config import EngineConfig, ServedModel
 from spinf_serve.plan import F32, Completion, ScorePlan, ScoreResult
@@ -186,3 +187,12 @@ def worst_difference(ours: dict[Any, float], theirs: dict[Any, float]) -> float:
     """The largest difference over the same options."""
     assert ours.keys() == theirs.keys()
     return max(abs(ours[key] - theirs[key]) for key in theirs)
+
+
+def summed(x: Tensor, weight: Tensor, *, backwards: bool = False) -> Tensor:
+    """x [T, K] · weight [O, K]ᵀ in float32, the terms added one by one: an order that no library chooses."""
+    terms = (x.float()[:, None] * weight.float()).unbind(-1)
+    total = torch.zeros_like(terms[0])
+    for term in terms[::-1] if backwards else terms:
+        total += term
+    return total
