@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from workers.engine.kernels.encoding import Activation, Codes, Encoding
-from workers.engine.kernels.launch import launch
+from workers.engine.kernels.launch import launch, next_power_of_2
 
 _ROUND = tl.constexpr(12582912.0)  # 1.5 · 2^23: adding it leaves a float32 below 2^22 no bits after the point
 _TINY = tl.constexpr(2.0**-126)
@@ -127,7 +127,7 @@ def encode(y: Tensor, encoding: Encoding) -> Activation:
         encoding = Encoding("fp8_static", encoding.dtype, _stream_scale(y))
     rows, width = y.shape
     values, scale = empty_rows(y, width, encoding)
-    block = triton.next_power_of_2(width)
+    block = next_power_of_2(width)
     launch(_encode_kernel, (rows,), y, values, scale, width, block, encoding.kind, num_warps=row_warps(block))
     return as_activation(values, scale)
 
@@ -136,7 +136,7 @@ def _stream_scale(y: Tensor) -> Tensor:
     """y [T, K] → float32 [1]; y is read once, and no number leaves the device."""
     rows, width = y.shape
     amax, scale = y.new_empty(rows, dtype=torch.float32), y.new_empty(1, dtype=torch.float32)
-    block = triton.next_power_of_2(width)
+    block = next_power_of_2(width)
     launch(_row_amax_kernel, (rows,), y, amax, width, block, num_warps=row_warps(block))
     launch(_stream_scale_kernel, (1,), amax, scale, rows, 1024)
     return scale

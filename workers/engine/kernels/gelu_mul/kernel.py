@@ -9,7 +9,7 @@ from torch import Tensor
 
 from workers.engine.kernels.encode.kernel import as_activation, empty_rows, encode, store_row
 from workers.engine.kernels.encoding import Activation, Encoding
-from workers.engine.kernels.launch import launch
+from workers.engine.kernels.launch import cdiv, launch, next_power_of_2
 
 _C1 = tl.constexpr(-2.0 * math.sqrt(2.0 / math.pi) * math.log2(math.e))
 _C3 = tl.constexpr(-2.0 * math.sqrt(2.0 / math.pi) * math.log2(math.e) * 0.044715)
@@ -57,7 +57,7 @@ def gelu_mul_encode(gate_up: Tensor, encoding: Encoding, pending: Tensor | None)
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out, out_scale = empty_rows(gate_up, width, encoding)
     block, warps = _tile(width, encoding)
-    grid = (rows * triton.cdiv(width, block),)
+    grid = (rows * cdiv(width, block),)
     launch(_gelu_mul_kernel, grid, gate_up, pending, out, out_scale, width, block, encoding.kind, num_warps=warps)
     return as_activation(out, out_scale)
 
@@ -65,6 +65,6 @@ def gelu_mul_encode(gate_up: Tensor, encoding: Encoding, pending: Tensor | None)
 def _tile(width: int, encoding: Encoding) -> tuple[int, int]:
     """(columns of a program, its warps). A row with its own scale stays in registers, 32 numbers a thread."""
     if encoding.kind in ("fp8_row", "int8_row"):
-        block = triton.next_power_of_2(width)
+        block = next_power_of_2(width)
         return block, max(1, min(32, block // 1024))
     return 1024, 4

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from workers.engine.kernels.launch import launch
+from workers.engine.kernels.launch import cdiv, launch
 
 __all__ = ["linear"]
 
@@ -138,7 +138,7 @@ def linear(x: Tensor, weight: Tensor, row_scale: Tensor | None = None, channel_s
     assert x.dtype != torch.int8 or k <= MAX_INT8_K
     sizes = tile(x.dtype, weight.dtype, channels, _major(x.device))
     out = torch.empty(rows, channels, dtype=torch.bfloat16, device=x.device)
-    grid = (triton.cdiv(rows, sizes.rows) * triton.cdiv(channels, sizes.channels),)
+    grid = (cdiv(rows, sizes.rows) * cdiv(channels, sizes.channels),)
     launch(
         _linear_kernel,
         grid,

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from workers.engine.kernels.launch import launch
+from workers.engine.kernels.launch import cdiv, launch, next_power_of_2
 
 __all__ = ["lm_head_logprobs"]
 
@@ -148,13 +148,13 @@ def lm_head_logprobs(
     if not entries:
         return out
     assert all(t.is_contiguous() for t in (x, weight, entry_rows, entry_cols))
-    tiles = triton.cdiv(vocab, VOCAB)
+    tiles = cdiv(vocab, VOCAB)
     maxima, sums = (x.new_empty(min(rows, MAX_ROWS), tiles, dtype=torch.float32) for _ in range(2))
     largest, log_sum = (x.new_empty(rows, dtype=torch.float32) for _ in range(2))
     sizes = {"K": k, "CAP": softcap, "BK": BLOCK_K}
     for first in range(0, rows, MAX_ROWS):
         piece = x[first : first + MAX_ROWS]
-        grid = (triton.cdiv(len(piece), ROWS) * tiles,)
+        grid = (cdiv(len(piece), ROWS) * tiles,)
         launch(
             _tiles_kernel,
             grid,
@@ -178,11 +178,11 @@ def lm_head_logprobs(
             largest[first:],
             log_sum[first:],
             TILES=tiles,
-            BLOCK=triton.next_power_of_2(tiles),
+            BLOCK=next_power_of_2(tiles),
         )
     launch(
         _entries_kernel,
-        (triton.cdiv(entries, ENTRIES),),
+        (cdiv(entries, ENTRIES),),
         x,
         weight,
         entry_rows,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from workers.engine.kernels.encode.kernel import as_activation, empty_rows, encode, row_warps, store_row
 from workers.engine.kernels.encoding import Activation, Encoding
-from workers.engine.kernels.launch import launch
+from workers.engine.kernels.launch import launch, next_power_of_2
 
 _WHOLE = torch.float32
 """What a row is written as where its scale takes all rows."""
@@ -81,7 +81,7 @@ def norm_encode(x: Tensor, scale: Tensor | None, eps: float, encoding: Encoding)
         return encode(whole, encoding)
     rows, width = x.shape
     out, out_scale = empty_rows(x, width, encoding)
-    block = triton.next_power_of_2(width)
+    block = next_power_of_2(width)
     grid, warps = (rows,), row_warps(block)
     launch(_norm_kernel, grid, x, scale, out, out_scale, width, eps, block, encoding.kind, num_warps=warps)
     return as_activation(out, out_scale)
@@ -107,7 +107,7 @@ def residual_norm(
         return encode(whole, encoding)
     rows, width = x.shape
     out, out_scale = empty_rows(x, width, encoding)
-    block = triton.next_power_of_2(width)
+    block = next_power_of_2(width)
     arguments = (x, h, post_scale, layer_scalar, next_scale, out, out_scale, width, eps, block, encoding.kind)
     launch(_residual_norm_kernel, (rows,), *arguments, num_warps=row_warps(block))
     return as_activation(out, out_scale)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from workers.engine.kernels.launch import launch
+from workers.engine.kernels.launch import cdiv, launch, next_power_of_2
 from workers.engine.kernels.rms_norm.kernel import inverse_rms
 
 if TYPE_CHECKING:
@@ -157,10 +157,10 @@ def qkv_norm_rotary(
     rows, h, n, d = qkv.shape[0], layout.num_heads, layout.num_kv_heads, layout.head_dim
     q = qkv.new_empty(rows, h, d)
     k, v = qkv.new_empty(rows + extra_rows, n, d), qkv.new_empty(rows + extra_rows, n, d)
-    half = triton.next_power_of_2(d // 2)
+    half = next_power_of_2(d // 2)
     most = max(1, _TILE // half)
-    q_heads, kv_heads = min(most, triton.next_power_of_2(h)), min(most, triton.next_power_of_2(n))
-    blocks = triton.cdiv(h, q_heads) + 2 * triton.cdiv(n, kv_heads)
+    q_heads, kv_heads = min(most, next_power_of_2(h)), min(most, next_power_of_2(n))
+    blocks = cdiv(h, q_heads) + 2 * cdiv(n, kv_heads)
     shape = (h, n, d, layout.shared_kv, norm_v, eps, q_heads, kv_heads, half)
     launch(_qkv_kernel, (rows * blocks,), qkv, pending, q_scale, k_scale, cos, sin, q, k, v, *shape, num_warps=2)
     return q, k, v

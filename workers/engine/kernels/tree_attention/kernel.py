@@ -11,21 +11,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from workers.engine.kernels.encoding import Activation, Codes, Encoding
-from workers.engine.kernels.launch import launch
+from workers.engine.kernels.encode.kernel import as_activation, e4m3_codes, empty_rows, encode
+from workers.engine.kernels.encoding import Activation, Encoding
+from workers.engine.kernels.launch import launch, next_power_of_2
 from workers.engine.kernels.tree_attention.segments import Segments
 from workers.engine.kernels.tree_attention.tiles import RANGE_FIELDS, SPAN, TILE_FIELDS, paths, plan_tiles
 from workers.engine.staging import DeviceBuffer, HostBuffer, Slot
 
 _LOG2_E = 1.4426950408889634
-_E4M3_MAX = 448.0
 _BLOCK, _WIDE_HEADS_BLOCK = 64, 32  # keys of a tile (BN), for heads up to 256 and wider
 _EVERYTHING = 1 << 30  # a window that no position reaches
+_APART = 1 << 24  # between the offsets of neighbouring slots: more than a branch has positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,30 +56,15 @@ BITS = {"attention_span": SPAN, "attention_block": _BLOCK, "attention_block_wide
 
 
 @triton.jit
-def _step(
-    q, m, total, acc, visible, p_k, p_v, scale,
-    MASKED: tl.constexpr, SPANS: tl.constexpr,
-):  # fmt: skip
-    """One key tile: q [BM, BD], p_k and p_v pointers [BN, BD] → the next (m, total, acc). m is unscaled."""
-    k = tl.load(p_k)
-    s = tl.dot(q, tl.trans(k))
-    if MASKED:
-        s = tl.where(visible, s, float("-inf"))
-    top = tl.maximum(m, tl.max(s, 1))
-    # A row that has seen no key yet has no maximum to subtract.
-    safe = tl.where(top == float("-inf"), 0.0, top)
-    # Spelled as one fused operation: left to the compiler, it might fuse in one of the loops and not in another.
-    p = tl.exp2(tl.fma(s, scale, -(safe * scale)[:, None]))
-    fade = tl.exp2((m - safe) * scale)
-    if SPANS > 1:  # noqa: SIM108 - a choice of the compiler's
-        # All but one of the spans are zero: their sum has the same bits in whichever slot it stands.
-        added = tl.sum(tl.sum(tl.reshape(p, [p.shape[0], SPANS, p.shape[1] // SPANS]), 2), 1)
-    else:
-        added = tl.sum(p, 1)
-    total = total * fade + added
-    v = tl.load(p_v)
-    acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None])
-    return top, total, acc
+def _key_rows(step, blocks, block_first, base, final, p_keys, count, o_n, BN: tl.constexpr):
+    """Rows [BN] of k and v that key tile `step` of the query tile reads: content first, then spans.
+
+    No row beyond the content position `final` is read: it would be another tree's.
+    """
+    span = step - blocks
+    of_span = tl.load(p_keys + span * BN + o_n, mask=(o_n >= 0) & (span >= 0) & (span < count), other=0)
+    of_content = base + tl.minimum((block_first + step) * BN + o_n, final)
+    return tl.where(span >= 0, of_span, of_content)
 
 
 @triton.jit(do_not_specialize=["window"], do_not_specialize_on_alignment=["p_scale"])
@@ -89,18 +74,19 @@ def _tree_attention_kernel(
     window, scale,
     H: tl.constexpr, N: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, TM: tl.constexpr, STAGES: tl.constexpr,
-    TILE: tl.constexpr, RANGE: tl.constexpr, STEP: tl.constexpr, FP8: tl.constexpr, LARGEST: tl.constexpr,
+    TILE: tl.constexpr, RANGE: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     i_tile, i_n = tl.program_id(0), tl.program_id(1)
     first = tl.load(p_tiles + i_tile * TILE).to(tl.int64)
     count = tl.load(p_tiles + i_tile * TILE + 1)
     key_first = tl.load(p_tiles + i_tile * TILE + 2)
-    key_last = tl.load(p_tiles + i_tile * TILE + 3)
+    spans = tl.load(p_tiles + i_tile * TILE + 3) - key_first
     block_first = tl.load(p_ranges + i_tile * RANGE)
-    full_first = tl.load(p_ranges + i_tile * RANGE + 1)
-    full_last = tl.load(p_ranges + i_tile * RANGE + 2)
-    block_last = tl.load(p_ranges + i_tile * RANGE + 3)
-    base = tl.load(p_ranges + i_tile * RANGE + 4).to(tl.int64)
+    blocks = tl.load(p_ranges + i_tile * RANGE + 1) - block_first
+    base = tl.load(p_ranges + i_tile * RANGE + 2)
+    p_keys += key_first.to(tl.int64) * BN
+    p_slots += key_first.to(tl.int64) * TM
+    p_depths += key_first
 
     o_n = tl.arange(0, BN)
     o_d = tl.arange(0, BD)
@@ -125,35 +111,44 @@ def _tree_attention_kernel(
     m = tl.full([BM], float("-inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BD], tl.float32)
-    final = tl.max(limit, 0) - 1  # no key beyond it is read: it would be another tree's
-    for block in tl.range(block_first, full_first, num_stages=STAGES):
-        o_p = block * BN + o_n
-        visible = (o_p[None, :] < limit[:, None]) & (o_p[None, :] > (position - window)[:, None])
-        o_kv = (base + tl.minimum(o_p, final))[:, None] * (N * D) + o_key[None, :]
-        m, total, acc = _step(q, m, total, acc, visible, p_k + o_kv, p_v + o_kv, scale, True, 1)
-    for block in tl.range(full_first, full_last, num_stages=STAGES):
-        o_kv = (base + block * BN + o_n)[:, None] * (N * D) + o_key[None, :]
-        m, total, acc = _step(q, m, total, acc, live, p_k + o_kv, p_v + o_kv, scale, False, 1)
-    for block in tl.range(full_last, block_last, num_stages=STAGES):
-        o_p = block * BN + o_n
-        visible = (o_p[None, :] < limit[:, None]) & (o_p[None, :] > (position - window)[:, None])
-        o_kv = (base + tl.minimum(o_p, final))[:, None] * (N * D) + o_key[None, :]
-        m, total, acc = _step(q, m, total, acc, visible, p_k + o_kv, p_v + o_kv, scale, True, 1)
-    for i_key in tl.range(key_first, key_last, num_stages=STAGES):
-        slot = tl.load(p_slots + i_key * TM + token).to(tl.int32)
-        o_branch = tl.load(p_depths + i_key) + o_n % STEP
-        visible = (slot[:, None] == (o_n // STEP)[None, :]) & (o_branch[None, :] <= offset[:, None])
-        visible = visible & (o_branch[None, :] > (offset - window)[:, None])
-        o_kv = tl.load(p_keys + i_key * BN + o_n).to(tl.int64)[:, None] * (N * D) + o_key[None, :]
-        m, total, acc = _step(q, m, total, acc, visible, p_k + o_kv, p_v + o_kv, scale, True, BN // STEP)
+    final = tl.max(limit, 0) - 1
+    # One loop over both kinds of key tiles: what is loaded ahead for the next one never runs dry between them. Which
+    # rows a tile reads is loaded one tile further ahead, so that no load waits for another.
+    rows = _key_rows(0, blocks, block_first, base, final, p_keys, spans, o_n, BN)
+    for step in tl.range(0, blocks + spans, num_stages=STAGES):
+        o_kv = rows.to(tl.int64)[:, None] * (N * D) + o_key[None, :]
+        k = tl.load(p_k + o_kv)
+        s = tl.dot(q, tl.trans(k))
 
-    out = acc / total[:, None]
+        # A row sees the columns between `low` and `high`: content positions, or offsets in the branch, with the spans
+        # of a tile so far apart that a row is between two numbers in its own one alone.
+        in_content = step < blocks
+        span = step - blocks
+        depth = tl.load(p_depths + span, mask=span >= 0, other=0)
+        slot = tl.load(p_slots + span * TM + token, mask=(token >= 0) & (span >= 0), other=0).to(tl.int32) * APART
+        column = tl.where(in_content, (block_first + step) * BN + o_n, depth + o_n % SPAN + o_n // SPAN * APART)
+        low = tl.where(in_content, position - window, tl.maximum(offset - window, depth - 1) + slot)
+        high = tl.where(in_content, limit, offset + 1 + slot)
+        visible = (column[None, :] > low[:, None]) & (column[None, :] < high[:, None])
+        s = tl.where(visible, s, float("-inf"))
+
+        top = tl.maximum(m, tl.max(s, 1))
+        # A row that has seen no key yet has no maximum to subtract.
+        safe = tl.where(top == float("-inf"), 0.0, top)
+        p = tl.exp2(tl.fma(s, scale, -(safe * scale)[:, None]))
+        fade = tl.exp2((m - safe) * scale)
+        # What a row does not see is zero: the sum has the same bits in whichever slot its span stands.
+        total = total * fade + tl.sum(p, 1)
+        v = tl.load(p_v + o_kv)
+        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None])
+        m = top
+        rows = _key_rows(step + 1, blocks, block_first, base, final, p_keys, spans, o_n, BN)
+
+    out = tl.where(total[:, None] == 0.0, 0.0, acc / total[:, None])  # padding sees no key
     o_out = at[:, None] + o_d[None, :]
     keep = live[:, None] & (o_d < D)[None, :]
-    if FP8:
-        code = tl.div_rn(out, tl.load(p_scale) + tl.zeros_like(out))
-        code = tl.where(code > LARGEST, LARGEST, tl.where(code < -LARGEST, -LARGEST, code))  # NaN stays
-        tl.store(p_out + o_out, code.to(tl.float8e4nv), mask=keep)
+    if KIND == "fp8_static":
+        tl.store(p_out + o_out, e4m3_codes(out, tl.load(p_scale)), mask=keep)
     else:
         tl.store(p_out + o_out, out.to(p_out.dtype.element_ty), mask=keep)
 
@@ -163,7 +158,6 @@ class HostPlan:
     """A `TilePlan` for one layout of heads, its arrays in a buffer that is still to be copied."""
 
     shape: TileShape
-    rows: int
     slots: Mapping[str, Slot]
     ranges: Mapping[int | None, Slot]
     store_rows: tuple[int, ...]
@@ -172,10 +166,9 @@ class HostPlan:
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """The same on the device. rows: real rows of the pass; extra_rows: key rows behind the pass's, of the stores."""
+    """The same on the device. extra_rows: key rows behind the pass's, of the stores."""
 
     shape: TileShape
-    rows: int
     arrays: Mapping[str, Tensor]
     ranges: Mapping[int | None, Tensor]
     store_rows: tuple[int, ...]
@@ -201,14 +194,13 @@ def stage(
     layouts  (G, D) of each kind of heads → the distinct windows of its layers
     """
     ends = np.cumsum([rows, *store_lengths]).tolist()
-    found = paths(segments, ends[:-1])
+    found = paths(segments, rows, ends[:-1])
     plans: dict[Layout, HostPlan] = {}
     for (group, head_dim), windows in layouts.items():
         shape = tile_shape(head_dim, group)
         plan = plan_tiles(found, tile_rows=shape.tile_rows(group), block=shape.block_n, windows=windows)
         plans[group, head_dim] = HostPlan(
             shape=shape,
-            rows=len(plan.limits),
             slots={name: buffer.add(getattr(plan, name)) for name in _ARRAYS},
             ranges={window: buffer.add(array) for window, array in plan.ranges.items()},
             store_rows=tuple(ends[:-1]),
@@ -221,7 +213,6 @@ def on_device(plan: HostPlan, buffer: DeviceBuffer) -> DevicePlan:
     """The plan once its buffer has been copied."""
     return DevicePlan(
         plan.shape,
-        plan.rows,
         {name: buffer.get(slot) for name, slot in plan.slots.items()},
         {window: buffer.get(slot) for window, slot in plan.ranges.items()},
         plan.store_rows,
@@ -249,27 +240,21 @@ def tree_attention(
     for first, (kept_k, kept_v) in zip(plan.store_rows, stores, strict=True):
         k[first : first + kept_k.shape[0]].copy_(kept_k)
         v[first : first + kept_v.shape[0]].copy_(kept_v)
-    static = encoding.kind == "fp8_static"
-    t, h, d = q.shape
+    _, h, d = q.shape
     n = k.shape[1]
-    out = q.new_empty(t, h * d, dtype=torch.float8_e4m3fn if static else q.dtype)
-    if plan.rows < t:
-        out[plan.rows :].view(torch.uint8).zero_()
+    # Other codes than these need a whole row, which no program has.
+    direct = encoding if encoding.kind == "fp8_static" else Encoding("float", q.dtype)
+    out, scale = empty_rows(q, h * d, direct)
     shape = plan.shape
     assert all(x.is_contiguous() for x in (q, k, v))
     arrays = [plan.arrays[name] for name in _ARRAYS]
     launch(
-        _tree_attention_kernel, (arrays[0].shape[0], n), q, k, v, out, encoding.scale if static else q,
+        _tree_attention_kernel, (arrays[0].shape[0], n), q, k, v, out, scale,
         arrays[0], plan.ranges[window], *arrays[1:],
         _EVERYTHING if window is None else window, _LOG2_E,
-        H=h, N=n, G=h // n, D=d, BD=max(16, triton.next_power_of_2(d)),
-        BM=shape.block_m, BN=shape.block_n, TM=shape.tile_rows(h // n), STAGES=shape.num_stages,
-        TILE=TILE_FIELDS, RANGE=RANGE_FIELDS, STEP=SPAN, FP8=static, LARGEST=_E4M3_MAX,
+        h, n, h // n, d, max(16, next_power_of_2(d)), shape.block_m, shape.block_n, shape.tile_rows(h // n),
+        shape.num_stages, TILE_FIELDS, RANGE_FIELDS, SPAN, _APART, direct.kind,
         num_warps=shape.num_warps, enable_fp_fusion=False,
     )  # fmt: skip
-    if not static:
-        from workers.engine.kernels.encode import encode
-
-        return encode(out, encoding)
-    assert encoding.scale is not None
-    return Codes(out, encoding.scale)
+    done = as_activation(out, scale)
+    return done if direct is encoding else encode(out, encoding)

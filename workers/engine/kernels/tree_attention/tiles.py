@@ -22,22 +22,21 @@ SPAN = 16
 """Branch positions that are reduced together: one step of the matrix units. Part of the bits."""
 
 TILE_FIELDS = 4
-RANGE_FIELDS = 5
+RANGE_FIELDS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class TilePlan:
-    """Q query tiles of up to TM rows, X key tiles of branch spans, T real rows.
+    """Q query tiles of up to TM rows, X key tiles of branch spans, T rows, padding at the end.
 
     tiles    [Q, 4] first row, rows, first and last + 1 of its key tiles
-    ranges   window → [Q, 5] content positions in blocks of BN: first block seen by any row, first and last + 1 seen
-             wholly by all, last + 1 seen by any; key row of content position 0 (may be negative: what lies before the
-             first block is not stored)
+    ranges   window → [Q, 3] content positions in blocks of BN: first and last + 1 seen by any row; key row of content
+             position 0 (may be negative: what lies before the first block is not stored)
     keys     [X, BN] key rows; where a slot has no token, the row of another token of the same tree
     depths   [X] branch offset of the spans' first position
     slots    [X, TM] the slot that a row of the query tile sees, -1: none
     limits, positions, offsets  [T] content positions that a row sees (from 0 on), path position, position in the branch
-             (-1: a content row)
+             (-1: a content row, or padding, which sees nothing)
     """
 
     tiles: I32
@@ -52,8 +51,8 @@ class TilePlan:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Facts of every real row [T]: tree, key row of content position 0, limit, position, offset, parent row in the
-    branch (-1: the row hangs on the content, or is content)."""
+    """Facts of every row [T]: tree, key row of content position 0, limit, position, offset, parent row in the branch
+    (-1: the row hangs on the content, or is content). Padding is a tree of its own, without content or branches."""
 
     trees: I64
     bases: I64
@@ -63,8 +62,8 @@ class Rows:
     parents: I64
 
 
-def _rows(segments: Segments, store_rows: Sequence[int]) -> Rows:
-    """The segments' rows. Key row of row i of store s is store_rows[s - 1] + i."""
+def _rows(segments: Segments, total: int, store_rows: Sequence[int]) -> Rows:
+    """The segments' rows and padding up to `total`. Key row of row i of store s is store_rows[s - 1] + i."""
     count = len(segments)
     depth, hang, tree, base, parent_row = ([0] * count for _ in range(5))
     content = segments.in_content.tolist()
@@ -82,8 +81,25 @@ def _rows(segments: Segments, store_rows: Sequence[int]) -> Rows:
         tree[s], base[s] = tree[parent], base[parent]
         hang[s] = depth[s] if content[parent] else hang[parent]
         parent_row[s] = -1 if content[parent] else starts[parent] + lengths[parent] - 1
-    return _expand(
+    rows = _expand(
         segments, np.array(content), *(np.array(a, dtype=np.int64) for a in (depth, hang, tree, base, parent_row))
+    )
+    return _padded(rows, total)
+
+
+def _padded(rows: Rows, total: int) -> Rows:
+    """The same with padding behind them."""
+
+    def longer(values: I64, value: int) -> I64:
+        return np.pad(values, (0, total - len(values)), constant_values=value)
+
+    return Rows(
+        trees=longer(rows.trees, -1),
+        bases=longer(rows.bases, 0),
+        limits=longer(rows.limits, 0),
+        positions=longer(rows.positions, 0),
+        offsets=longer(rows.offsets, -1),
+        parents=longer(rows.parents, -1),
     )
 
 
@@ -164,9 +180,12 @@ class Paths:
     seen: I64
 
 
-def paths(segments: Segments, store_rows: Sequence[int] = ()) -> Paths:
-    """The paths of a pass. store_rows: per store the key row where its rows begin, behind those of the pass."""
-    rows = _rows(segments, store_rows)
+def paths(segments: Segments, total: int, store_rows: Sequence[int] = ()) -> Paths:
+    """The paths of a pass of `total` rows, padding included.
+
+    store_rows: per store the key row where its rows begin, behind those of the pass.
+    """
+    rows = _rows(segments, total, store_rows)
     end, keys = _spans(rows)
     return Paths(rows, keys, *_seen(rows, end, keys))
 
@@ -183,16 +202,12 @@ def _tile_starts(trees: I64, tile_rows: int) -> tuple[I64, I64]:
 
 
 def _ranges(rows: Rows, starts: I64, block: int, window: int | None) -> I32:
-    """[Q, 5] of one window; see `TilePlan`."""
-    least, most = np.minimum.reduceat(rows.limits, starts), np.maximum.reduceat(rows.limits, starts)
-    zero = np.zeros_like(starts)
-    low = zero if window is None else np.maximum(0, np.minimum.reduceat(rows.positions, starts) - window + 1)
-    blind = zero if window is None else np.maximum(0, np.maximum.reduceat(rows.positions, starts) - window + 1)
-    last = -(-most // block)
-    first = np.minimum(low // block, last)
-    full_first = np.clip(-(-blind // block), first, last)
-    full_last = np.clip(least // block, full_first, last)
-    return np.stack((first, full_first, full_last, last, rows.bases[starts]), axis=1).astype(np.int32)
+    """[Q, 3] of one window; see `TilePlan`."""
+    last = -(-np.maximum.reduceat(rows.limits, starts) // block)
+    first = np.zeros_like(starts)
+    if window is not None:
+        first = np.maximum(0, np.minimum.reduceat(rows.positions, starts) - window + 1) // block
+    return np.stack((np.minimum(first, last), last, rows.bases[starts]), axis=1).astype(np.int32)
 
 
 def _key_tiles(
