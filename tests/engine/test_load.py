@@ -1,6 +1,8 @@
 """Reading snapshots: spellings of config.json, shards, types, and every fault as one clear LoadError."""
 
 import json
+import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -209,6 +211,34 @@ BAD_WEIGHTS: dict[str, tuple[Callable[[Tensors], Any], str]] = {
     ),
     "double": (lambda t: t | {"model.norm.weight": torch.zeros(64).double()}, "model.norm.weight has type"),
 }
+
+
+NOT_FINITE = {
+    "NaN in a norm": ("model.layers.1.self_attn.k_norm.weight", math.nan, "f32"),
+    "infinity in a linear": ("model.layers.2.mlp.down_proj.weight", -math.inf, "f32"),
+    "NaN in the embedding": ("model.embed_tokens.weight", math.nan, "bf16"),
+    "beyond bf16": ("model.layers.0.self_attn.o_proj.weight", 3.4e38, "bf16"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_FINITE)
+def test_a_weight_that_is_not_finite_is_refused_by_name(
+    snapshot: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """Wherever it lies: with blocks of a few rows it is in the last of many."""
+    name, value, scheme = NOT_FINITE[case]
+    monkeypatch.setattr("workers.engine.shards.BLOCK_BYTES", 4096)
+    tensors = load_file(snapshot / "model.safetensors")
+    tensors[name].view(-1)[-1] = value
+    save_file(tensors, snapshot / "model.safetensors")
+    with pytest.raises(LoadError, match=rf"^weight {re.escape(name)} holds a value that is not finite in \w+: "):
+        ScoringEngine.load(engine_config(snapshot, quant=scheme))
+
+
+def test_a_large_weight_that_its_type_holds_is_served(snapshot: Path) -> None:
+    name = NOT_FINITE["beyond bf16"][0]
+    edit_weights(snapshot, lambda t: t | {name: t[name].index_fill(0, torch.tensor([1]), 3.38e38)})
+    ScoringEngine.load(engine_config(snapshot, quant="bf16"))
 
 
 @pytest.mark.parametrize("name", BAD_WEIGHTS)

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.engine.fakes import FakeAllocator, FakeRunner, FakeStaged, fake_engine
+from spinf_serve.plan import F32
+from tests.engine.fakes import FakeAllocator, FakePending, FakeRunner, FakeStaged, fake_engine
 from tests.engine.support import engine_config, score
 from tests.engine.test_pipeline import a_plan
 from workers.engine.compiles import CompileCounter
@@ -112,6 +113,30 @@ def test_a_longest_input_that_does_not_fit_is_told_of(caplog: pytest.LogCaptureF
 def test_a_budget_that_does_not_fit_ends_the_start() -> None:
     engine = fake_engine(fails_over(1000), FakeAllocator(), token_budget=2000, max_tokens=2000, warmup="full")
     with pytest.raises(LoadError, match=r"2000 tokens does not fit the GPU's memory: lower --token-budget"):
+        engine.warm_up()
+
+
+@pytest.mark.parametrize("level", ["full", "short"])
+def test_scores_that_are_not_finite_end_the_start(tiny_checkpoint: Path, level: str) -> None:
+    """Every weight is a number; together they leave the range of float32. Without a warm-up requests are refused."""
+    engine = ScoringEngine.load(engine_config(tiny_checkpoint, warmup=level))
+    engine._runner.model.model.layers[1].post_attention_layernorm.scale.fill_(3e38)
+    with pytest.raises(LoadError, match=r"a short pass .* not finite: the weights in .*snapshot are damaged"):
+        engine.warm_up()
+    assert not engine.stats()["stored_bytes"]
+    engine.close()
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_every_pass_of_a_gpu_is_looked_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def wait(pending: FakePending) -> F32:
+        values = pending.staged.packed.entry_cols.astype(np.float32)
+        values[-1] = np.nan if pending.staged.number == number else 0
+        return values
+
+    monkeypatch.setattr(FakePending, "wait", wait)
+    engine = fake_engine(FakeRunner(), FakeAllocator(), token_budget=2000, max_tokens=4000, warmup="full")
+    with pytest.raises(LoadError, match=r"of the warm-up gives scores that are not finite"):
         engine.warm_up()
 
 

@@ -133,10 +133,18 @@ def warm_up(
 
 
 def _run(one: WarmupPass, config: EngineConfig, runner: AnyRunner, memory: Memory | None) -> None:
-    """All passes of one plan. What does not fit the memory is a LoadError, or, where it is `optional`, told of."""
+    """All passes of one plan. What does not fit the memory is a LoadError, or, where it is `optional`, told of.
+
+    A score that is not finite is a LoadError too: no request would get a number from such a model.
+    """
     try:
         for shares in _passes(one, config):
-            launch(runner, runner.stage(build_pass(shares))).pending.wait()
+            values = launch(runner, runner.stage(build_pass(shares))).pending.wait()
+            if not np.isfinite(values).all():
+                raise LoadError(
+                    f"{one.name} of the warm-up gives scores that are not finite: the weights in "
+                    f"{config.model.snapshot_dir} are damaged, or config.json is not theirs"
+                )
     except Exception as error:
         if memory is None or not is_out_of_memory(error):
             raise

@@ -152,8 +152,20 @@ def _put(tensor: StoredTensor, place: Place, scales: Scales | None) -> None:
         return
     device = place.parameter.device
     for first, rows in float_blocks(tensor, scales, device)() if scales is not None else tensor.blocks():
-        # moved before it is converted: the device rounds as the CPU does, and faster
-        place.parameter[place.first_row + first : place.first_row + first + len(rows)] = rows.to(device)
+        placed = place.parameter[place.first_row + first : place.first_row + first + len(rows)]
+        placed.copy_(rows.to(device))  # moved before it is converted: the device rounds as the CPU does, and faster
+        _check_finite(tensor, placed)
+
+
+def _check_finite(tensor: StoredTensor, placed: Tensor) -> None:
+    """LoadError where rows in their place hold NaN or an infinity: as stored, or because their type ends before.
+
+    Such a model would answer requests with errors, or on a GPU with the numbers that codes have for it.
+    """
+    # One pass without a copy, at the speed of the memory; NaN is kept by both.
+    if not torch.stack(torch.aminmax(placed)).isfinite().all():
+        dtype = str(placed.dtype).removeprefix("torch.")
+        raise LoadError(f"weight {tensor.name} holds a value that is not finite in {dtype}: NaN, or too large")
 
 
 def _put_codes(tensor: StoredTensor, linear: QuantLinear, part: int, scales: Scales | None) -> None:
