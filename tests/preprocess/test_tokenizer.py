@@ -354,9 +354,70 @@ def test_damaged_files_are_named(edited: Callable[..., Path], tmp_path: Path) ->
         ContentTokenizer.load(snapshot)
 
 
+def empty_template(content: dict[str, Any]) -> None:
+    content["post_processor"]["special_tokens"] = {}
+
+
+def lose_piece(content: dict[str, Any]) -> None:
+    """A line break, which merges still name."""
+    del content["model"]["vocab"]["\n"]
+
+
+def lose_start(content: dict[str, Any]) -> None:
+    drop_template(content)
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] != "<bos>"]
+    content["model"]["vocab"]["<start>"] = content["model"]["vocab"].pop("<bos>")
+
+
+def late_start(content: dict[str, Any]) -> None:
+    """A start token that the model has no row for."""
+    drop_template(content)
+    next(token for token in content["added_tokens"] if token["content"] == "<bos>")["id"] = 5000
+    content["model"]["vocab"]["<bos>"] = 5000
+
+
+@pytest.mark.parametrize(
+    ("edits", "message"),
+    [
+        ({"tokenizer": empty_template}, r"tokenizer\.json: the post-processor cannot be run: "),
+        ({"tokenizer": lose_start}, r"tokenizer\.json: no piece '<bos>', with which every text begins"),
+        ({"tokenizer": drop_template, "bos_token": "<nope>"}, r"tokenizer\.json: no piece '<nope>', with which"),
+        ({"tokenizer": drop_template, "bos_token": 5}, r"tokenizer_config\.json: bos_token is no piece: 5"),
+        ({"tokenizer": drop_template, "bos_token": {"content": [1]}}, r"bos_token is no piece: \[1\]"),
+        ({"added_tokens_decoder": ["<bos>"]}, r"tokenizer_config\.json: added_tokens_decoder is not an object"),
+        ({"added_tokens_decoder": 1.5}, r"tokenizer_config\.json: added_tokens_decoder is not an object"),
+    ],
+)
+def test_files_that_contradict_each_other_are_refused_in_one_line(
+    edited: Callable[..., Path], edits: dict[str, Any], message: str
+) -> None:
+    changes = {key: value for key, value in edits.items() if key != "tokenizer"}
+    edit = edits.get("tokenizer", lambda content: None)
+    snapshot = edited(tokenizer=edit, tokenizer_config=lambda content: content.update(changes))
+    with pytest.raises(ValueError, match=message) as refused:
+        ContentTokenizer.load(snapshot)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_start_token_beyond_the_model_is_refused(edited: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match=r"tokenizer\.json: texts begin with id 5000, beyond the [0-9]+ rows"):
+        ContentTokenizer.load(edited(tokenizer=late_start))
+
+
+def test_what_the_library_says_over_several_lines_is_one(edited: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match=r"tokenizer\.json: ") as refused:
+        ContentTokenizer.load(edited(tokenizer=lose_piece))
+    assert "\n" not in str(refused.value)
+
+
 def test_a_vocabulary_larger_than_the_model_is_refused(edited: Callable[..., Path]) -> None:
     with pytest.raises(ValueError, match="beyond the 700 rows"):
         ContentTokenizer.load(edited(config=lambda config: config.update(vocab_size=700)))
+
+
+def test_the_text_part_of_a_config_says_how_many_rows_there_are(edited: Callable[..., Path]) -> None:
+    with pytest.raises(ValueError, match="beyond the 700 rows"):
+        ContentTokenizer.load(edited(config=lambda config: config.update(text_config={"vocab_size": 700})))
 
 
 @pytest.mark.parametrize("change", [{"vocab_size": "800"}, {"vocab_size": [1]}, {"vocab_size": None, "text_config": 3}])

@@ -48,7 +48,10 @@ def marker_strings(snapshot_dir: Path) -> Iterator[str]:
         for key, value in config.items():
             if key.endswith("_token") or key in _STRING_KEYS:
                 yield from _contents(value)
-        for entry in (config.get("added_tokens_decoder") or {}).values():
+        entries = config.get("added_tokens_decoder") or {}
+        if not isinstance(entries, dict):
+            raise ValueError(f"{snapshot_dir / name}: added_tokens_decoder is not an object")
+        for entry in entries.values():
             if isinstance(entry, dict) and entry.get("special"):
                 yield from _contents(entry)
 

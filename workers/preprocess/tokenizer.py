@@ -49,14 +49,17 @@ class ContentTokenizer:
         try:
             source = Tokenizer.from_file(str(path))
         except Exception as error:  # the tokenizers library raises bare Exception
-            raise ValueError(f"{path}: {error}") from None
+            raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
         vocab = source.get_vocab(with_added_tokens=True)
         problem = unsupported(source, vocab)
         if problem:
             raise ValueError(f"{path}: {problem}")
         forbidden = _forbidden(path.parent, source, vocab)
         safe = _safe_tokenizer(source, vocab, forbidden)
-        return cls(safe, vocab, forbidden, _bos_id(path.parent, source))
+        bos_id, rows = _bos_id(path.parent, source), _rows(path.parent)
+        if bos_id is not None and rows is not None and bos_id >= rows:
+            raise ValueError(f"{path}: texts begin with id {bos_id}, beyond the {rows} rows of config.json")
+        return cls(safe, vocab, forbidden, bos_id)
 
     def encode(self, text: str) -> list[int]:
         """The token ids of `text`. Raises ValueError for a text with a lone surrogate."""
@@ -120,10 +123,8 @@ def _forbidden(snapshot_dir: Path, source: Tokenizer, vocab: Mapping[str, int]) 
     """The ids that text must not yield; an added token outside the model's embedding rows is one of them."""
     added = source.get_added_tokens_decoder()
     ids = forbidden_ids(snapshot_dir, vocab, {index for index, token in added.items() if token.special})
-    config = read_json(snapshot_dir / "config.json")
-    text = config.get("text_config")
-    rows = config.get("vocab_size") or (text.get("vocab_size") if isinstance(text, dict) else None)
-    if not isinstance(rows, int) or not rows:  # of another kind: the engine refuses it
+    rows = _rows(snapshot_dir)
+    if rows is None:
         return ids
     outside = {index for index in vocab.values() if index >= rows}
     if outside - set(added):
@@ -131,6 +132,14 @@ def _forbidden(snapshot_dir: Path, source: Tokenizer, vocab: Mapping[str, int]) 
             f"{snapshot_dir}: tokenizer.json has pieces beyond the {rows} rows of config.json's vocab_size"
         )
     return ids | outside
+
+
+def _rows(snapshot_dir: Path) -> int | None:
+    """The rows of the model's embedding; None where config.json is of another kind: the engine refuses it."""
+    config = read_json(snapshot_dir / "config.json")
+    text = config.get("text_config")
+    rows = (text.get("vocab_size") if isinstance(text, dict) else None) or config.get("vocab_size")
+    return rows if isinstance(rows, int) and rows else None
 
 
 def _safe_tokenizer(source: Tokenizer, vocab: Mapping[str, int], forbidden: frozenset[int]) -> Tokenizer:
@@ -186,13 +195,30 @@ def _bos_id(snapshot_dir: Path, source: Tokenizer) -> int | None:
     was trained with `<bos>` before every text, but the first published tokenizers leave it to their chat templates,
     which are not used here.
     """
-    ids: list[int] = source.encode("", add_special_tokens=True).ids
-    if ids:
+    if ids := _added_ids(snapshot_dir, source):
         return ids[0]
     config = read_json(snapshot_dir / "tokenizer_config.json")
     always = str(read_json(snapshot_dir / "config.json").get("model_type")).startswith("gemma4")
     if not config.get("add_bos_token") and not always:
         return None
-    bos: str | Mapping[str, Any] | None = config.get("bos_token") or ("<bos>" if always else None)
+    bos = config.get("bos_token") or ("<bos>" if always else None)
     content = bos.get("content") if isinstance(bos, Mapping) else bos
-    return source.token_to_id(content) if content else None
+    if content is not None and not isinstance(content, str):
+        raise ValueError(f"{snapshot_dir / 'tokenizer_config.json'}: bos_token is no piece: {content!r}")
+    if not content:
+        return None
+    index: int | None = source.token_to_id(content)
+    if index is None:  # without it the model would read every text otherwise than it was trained
+        raise ValueError(f"{snapshot_dir / 'tokenizer.json'}: no piece {content!r}, with which every text begins")
+    return index
+
+
+def _added_ids(snapshot_dir: Path, source: Tokenizer) -> list[int]:
+    """What the post-processor puts around a text, alone."""
+    try:
+        ids: list[int] = source.encode("", add_special_tokens=True).ids
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # the library's own faults are no `Exception`
+            raise
+        raise ValueError(f"{snapshot_dir / 'tokenizer.json'}: the post-processor cannot be run: {error}") from None
+    return ids
