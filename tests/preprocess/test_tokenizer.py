@@ -379,7 +379,11 @@ def late_start(content: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("edits", "message"),
     [
-        ({"tokenizer": empty_template}, r"tokenizer\.json: the post-processor cannot be run: "),
+        ({"tokenizer": empty_template}, r"tokenizer\.json: the tokenizers library cannot run it: no entry"),
+        (
+            {"tokenizer": set_model(continuing_subword_prefix="<bos>")},
+            r"tokenizer\.json: the tokenizers library cannot",
+        ),
         ({"tokenizer": lose_start}, r"tokenizer\.json: no piece '<bos>', with which every text begins"),
         ({"tokenizer": drop_template, "bos_token": "<nope>"}, r"tokenizer\.json: no piece '<nope>', with which"),
         ({"tokenizer": drop_template, "bos_token": 5}, r"tokenizer_config\.json: bos_token is no piece: 5"),

@@ -47,6 +47,15 @@ class ContentTokenizer:
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file")
         try:
+            return cls._load(path)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # a fault of the library: it is no `Exception`
+                raise
+            raise ValueError(f"{path}: the tokenizers library cannot run it: {' '.join(str(error).split())}") from None
+
+    @classmethod
+    def _load(cls, path: Path) -> "ContentTokenizer":
+        try:
             source = Tokenizer.from_file(str(path))
         except Exception as error:  # the tokenizers library raises bare Exception
             raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
@@ -195,7 +204,8 @@ def _bos_id(snapshot_dir: Path, source: Tokenizer) -> int | None:
     was trained with `<bos>` before every text, but the first published tokenizers leave it to their chat templates,
     which are not used here.
     """
-    if ids := _added_ids(snapshot_dir, source):
+    ids: list[int] = source.encode("", add_special_tokens=True).ids
+    if ids:
         return ids[0]
     config = read_json(snapshot_dir / "tokenizer_config.json")
     always = str(read_json(snapshot_dir / "config.json").get("model_type")).startswith("gemma4")
@@ -211,14 +221,3 @@ def _bos_id(snapshot_dir: Path, source: Tokenizer) -> int | None:
     if index is None:  # without it the model would read every text otherwise than it was trained
         raise ValueError(f"{snapshot_dir / 'tokenizer.json'}: no piece {content!r}, with which every text begins")
     return index
-
-
-def _added_ids(snapshot_dir: Path, source: Tokenizer) -> list[int]:
-    """What the post-processor puts around a text, alone."""
-    try:
-        ids: list[int] = source.encode("", add_special_tokens=True).ids
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":  # the library's own faults are no `Exception`
-            raise
-        raise ValueError(f"{snapshot_dir / 'tokenizer.json'}: the post-processor cannot be run: {error}") from None
-    return ids
