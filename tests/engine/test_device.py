@@ -1,5 +1,6 @@
 """Start checks and the choice of the scheme, on made-up cards; and the way of a GPU's load, on the CPU."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -248,13 +249,18 @@ def test_the_fingerprint_names_scheme_card_and_kernels(
     monkeypatch.undo()
 
 
-def test_constants_of_kernels_are_found() -> None:
-    pytest.importorskip("triton")
-    from workers.engine.kernels.tree_attention import kernel
-
-    bits = {key: value for key, value in fingerprint.kernel_bits().items() if key.startswith("tree_attention.")}
-    assert bits == {f"tree_attention.{key}": value for key, value in kernel.BITS.items()}
-    assert bits
+def test_the_sources_of_the_ops_are_in_the_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = fingerprint.kernel_sources()
+    package = Path(fingerprint.kernels.__file__).parent
+    shutil.copytree(package, tmp_path / "kernels")
+    monkeypatch.setattr(fingerprint.kernels, "__file__", str(tmp_path / "kernels" / "__init__.py"))
+    assert fingerprint.kernel_sources() == own
+    for name in ("lm_head/kernel.py", "linear/library.py", "tree_attention/tiles.py"):
+        with (tmp_path / "kernels" / name).open("a") as source:
+            source.write("TILE = 1\n")
+        changed = fingerprint.kernel_sources()
+        assert changed != own
+        own = changed
 
 
 def test_progress_says_where_it_loads(card: CpuCard, checkpoint: Path) -> None:

@@ -1,4 +1,9 @@
-"""Norms on the GPU: one program reads a row once, and writes it as the next linear wants it."""
+"""Norms on the GPU: one program reads a row once, and writes it as the next linear wants it.
+
+Nothing is fused into multiply-adds but what is spelled so: a compiler's choice might differ from loop to loop.
+"""
+
+from functools import cache
 
 import torch
 import triton
@@ -11,6 +16,9 @@ from workers.engine.kernels.launch import launch, next_power_of_2
 
 _WHOLE = torch.float32
 """What a row is written as where its scale takes all rows."""
+
+_PROGRAMS = 4
+"""Programs of a multiprocessor that share the rows of `residual_norm`: enough to keep the memory busy between them."""
 
 
 @triton.jit
@@ -41,7 +49,7 @@ def _norm_kernel(
     store_row(y, row, at, mask, out, out_scale, K, KIND)
 
 
-@triton.jit(do_not_specialize_on_alignment=["layer_scalar", "out_scale"])
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["layer_scalar", "out_scale"])
 def _residual_norm_kernel(
     x,
     h,
@@ -50,26 +58,36 @@ def _residual_norm_kernel(
     next_scale,
     out,
     out_scale,
+    rows,
     K: tl.constexpr,
     EPS: tl.constexpr,
     BLOCK: tl.constexpr,
     KIND: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
+    """A program takes every `step`th row: the scales stay in registers, and the next row is on its way meanwhile."""
     at = tl.arange(0, BLOCK)
     mask = at < K
-    added = tl.load(h + row * K + at, mask=mask, other=0.0).to(tl.float32)
-    values = tl.load(x + row * K + at, mask=mask, other=0.0).to(tl.float32)
-    values += (
-        added * inverse_rms(tl.sum(added * added, axis=0), K, EPS) * tl.load(post_scale + at, mask=mask, other=0.0)
-    )
-    if layer_scalar is not None:
-        values *= tl.load(layer_scalar)
-    kept = values.to(x.dtype.element_ty)
-    tl.store(x + row * K + at, kept, mask=mask)
-    values = kept.to(tl.float32)
-    y = values * inverse_rms(tl.sum(values * values, axis=0), K, EPS) * tl.load(next_scale + at, mask=mask, other=0.0)
-    store_row(y, row, at, mask, out, out_scale, K, KIND)
+    post = tl.load(post_scale + at, mask=mask, other=0.0)
+    following = tl.load(next_scale + at, mask=mask, other=0.0)
+    first = tl.program_id(0)
+    step = tl.num_programs(0)
+    row = first.to(tl.int64)
+    next_h = tl.load(h + row * K + at, mask=mask & (row < rows), other=0.0)
+    next_x = tl.load(x + row * K + at, mask=mask & (row < rows), other=0.0)
+    for _ in range(first, rows, step):
+        added = next_h.to(tl.float32)
+        values = next_x.to(tl.float32)
+        next_h = tl.load(h + (row + step) * K + at, mask=mask & (row + step < rows), other=0.0)
+        next_x = tl.load(x + (row + step) * K + at, mask=mask & (row + step < rows), other=0.0)
+        values += added * inverse_rms(tl.sum(added * added, axis=0), K, EPS) * post
+        if layer_scalar is not None:
+            values *= tl.load(layer_scalar)
+        kept = values.to(x.dtype.element_ty)
+        tl.store(x + row * K + at, kept, mask=mask)
+        values = kept.to(tl.float32)
+        y = values * inverse_rms(tl.sum(values * values, axis=0), K, EPS) * following
+        store_row(y, row, at, mask, out, out_scale, K, KIND)
+        row += step
 
 
 def norm_encode(x: Tensor, scale: Tensor | None, eps: float, encoding: Encoding) -> Activation:
@@ -82,8 +100,8 @@ def norm_encode(x: Tensor, scale: Tensor | None, eps: float, encoding: Encoding)
     rows, width = x.shape
     out, out_scale = empty_rows(x, width, encoding)
     block = next_power_of_2(width)
-    grid, warps = (rows,), row_warps(block)
-    launch(_norm_kernel, grid, x, scale, out, out_scale, width, eps, block, encoding.kind, num_warps=warps)
+    arguments = (x, scale, out, out_scale, width, eps, block, encoding.kind)
+    launch(_norm_kernel, (rows,), *arguments, num_warps=row_warps(block), enable_fp_fusion=False)
     return as_activation(out, out_scale)
 
 
@@ -108,6 +126,15 @@ def residual_norm(
     rows, width = x.shape
     out, out_scale = empty_rows(x, width, encoding)
     block = next_power_of_2(width)
-    arguments = (x, h, post_scale, layer_scalar, next_scale, out, out_scale, width, eps, block, encoding.kind)
-    launch(_residual_norm_kernel, (rows,), *arguments, num_warps=row_warps(block))
+    arguments = (x, h, post_scale, layer_scalar, next_scale, out, out_scale, rows, width, eps, block, encoding.kind)
+    grid = (min(rows, _programs(x.device)),)
+    launch(_residual_norm_kernel, grid, *arguments, num_warps=row_warps(block), enable_fp_fusion=False)
     return as_activation(out, out_scale)
+
+
+@cache
+def _programs(device: torch.device) -> int:
+    """Programs that share the rows; interpreted, few, so that each has several."""
+    if device.type != "cuda":
+        return 3
+    return _PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count

@@ -23,7 +23,6 @@ from workers.engine.kernels.tree_attention.tiles import RANGE_FIELDS, SPAN, TILE
 from workers.engine.staging import DeviceBuffer, HostBuffer, Slot
 
 _LOG2_E = 1.4426950408889634
-_BLOCK, _WIDE_HEADS_BLOCK = 64, 32  # keys of a tile (BN), for heads up to 256 and wider
 _EVERYTHING = 1 << 30  # a window that no position reaches
 _APART = 1 << 24  # between the offsets of neighbouring slots: more than a branch has positions
 
@@ -47,12 +46,10 @@ def tile_shape(head_dim: int, group: int) -> TileShape:
     if group > 64:
         raise ValueError(f"{group} query heads on one key/value head: at most 64 are supported")
     if head_dim > 256:
-        return TileShape(64, _WIDE_HEADS_BLOCK, 8, 2)
-    return TileShape(128, _BLOCK, 8, 2 if head_dim > 128 else 3)
-
-
-BITS = {"attention_span": SPAN, "attention_block": _BLOCK, "attention_block_wide_heads": _WIDE_HEADS_BLOCK}
-"""The constants that the bits depend on."""
+        return TileShape(64, 32, 8, 2)
+    if head_dim > 128:
+        return TileShape(64, 32, 4, 2)  # two programs to a multiprocessor: one computes while the other waits
+    return TileShape(128, 64, 8, 3)
 
 
 @triton.jit
