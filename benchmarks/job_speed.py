@@ -207,6 +207,9 @@ def main() -> None:
             use_of(f"x{args.copies}, {args.inputs} a request", many, args.inputs, args.in_flight, floors=floors),
             use_of(f"x{args.copies}, {len(jobs)} a request", many, len(jobs), args.in_flight, floors=floors),
         ]
+        # First of all: a profiler, once attached, makes every launch after it slower.
+        walls, alone = bench.latencies(jobs, max(1, args.repeats), floors=floors)
+        plain, _ = bench.latencies(jobs, max(1, args.repeats), floors=False)
         lines, phases, traces = [], {}, {}
         together: dict[str, Any] = {}
         for use in uses:
@@ -215,8 +218,6 @@ def main() -> None:
             trace = traces[use.name] = trace_gpu(lambda use=use: bench.send(use)) if on_gpu else None
             lines.append(report(use, run, trace))
             together |= run.results
-        walls, alone = bench.latencies(jobs, max(1, args.repeats), floors=floors)
-        plain, _ = bench.latencies(jobs, max(1, args.repeats), floors=False)
         if info.batch_invariant:
             check_alone(alone, together)
         print(HEADER)
