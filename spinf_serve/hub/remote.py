@@ -3,6 +3,7 @@
 huggingface_hub (imported late) brings the client, the token, the proxies and the meaning of the answers.
 """
 
+import itertools
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from spinf_serve.hub.cache import HEAD, wanted
 from spinf_serve.hub.failures import Refused, is_transient, keep_secret, retry_after, status_of
 
 _ETAG = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,127}", re.ASCII)
+_MOST_FILES = 100_000  # no repository of a model has more; a listing whose pages lead to each other has no end
 _COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 
 
@@ -78,9 +80,7 @@ class Remote:
     def listing(self, revision: str) -> tuple[list[str], dict[str, dict[str, Any]] | None]:
         """Names of a commit's files, and their entries for `Store.write_listing` where the Hub gives them."""
         try:
-            tree = self._patiently(
-                lambda: list(self._api.list_repo_tree(self._repo, recursive=True, revision=revision))
-            )
+            tree = self._patiently(lambda: self._tree(revision))
             entries = {file.path: _entry(file) for file in tree if hasattr(file, "blob_id")}
             return list(entries), entries
         except Exception as error:
@@ -89,6 +89,17 @@ class Remote:
                 raise
             info = self._patiently(lambda: self._api.model_info(self._repo, revision=revision))
             return [sibling.rfilename for sibling in info.siblings or ()], None
+
+    def _tree(self, revision: str) -> list[Any]:
+        """What the Hub lists for a commit, page by page."""
+        pages = self._api.list_repo_tree(self._repo, recursive=True, revision=revision)
+        tree = list(itertools.islice(pages, _MOST_FILES + 1))
+        if len(tree) > _MOST_FILES:
+            raise Refused(
+                f"the Hub lists more than {_MOST_FILES} files for {self._repo}: check HF_ENDPOINT and the proxy, or "
+                "give a local snapshot with --model-dir DIR"
+            )
+        return tree
 
     def file(self, revision: str, name: str) -> RemoteFile:
         """What the Hub says of one file. `Refused` where it answers for another commit."""

@@ -48,6 +48,7 @@ class Faults:
     no_tree: bool = False  # the listing call does not exist
     no_length: bool = False  # no Content-Length in HEAD
     tree: bytes | None = None  # what the listing call answers
+    endless_tree: bool = False  # each page of the listing names itself as the next one
     range_from: int | None = None  # where an answer to a Range says that it begins
 
 
@@ -150,7 +151,10 @@ class _Handler(BaseHTTPRequestHandler):
         if rest[:1] == ["tree"] and not hub.faults.no_tree:
             if hub.faults.tree is not None:
                 return self._send(200, hub.faults.tree, {"Content-Type": "application/json"})
-            return self._json(hub.tree()) if rest[1] == REVISION else self._missing("RevisionNotFound")
+            if rest[1] != REVISION:
+                return self._missing("RevisionNotFound")
+            link = {"Link": f'<{hub.url}{path}>; rel="next"'} if hub.faults.endless_tree else {}
+            return self._send(200, json.dumps(hub.tree()).encode(), {"Content-Type": "application/json"} | link)
         if rest in ([], ["revision", "main"], ["revision", REVISION]):
             siblings = [{"rfilename": name} for name in hub.files]
             return self._json({"id": REPO, "modelId": REPO, "sha": hub.head, "siblings": siblings})

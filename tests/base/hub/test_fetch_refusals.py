@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spinf_serve.hub import cache, failures
+from spinf_serve.hub import cache, failures, remote
 from tests.base.hub.fetching import CONFIG, SHARD, SHARDS, assert_whole, fetch, parts, refusal, snapshot
 from tests.support.hub import OTHER, REPO, REVISION, FakeHub
 
@@ -91,6 +91,16 @@ def test_a_listing_that_is_none_is_no_hub(hub: FakeHub, tree: bytes) -> None:
     text = refusal(hub)
     assert "answers for acme/tiny-model as the Hub does not" in text
     assert "HF_ENDPOINT" in text
+
+
+def test_a_listing_without_an_end_is_given_up(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_MOST_FILES", 500)
+    hub.faults.endless_tree = True
+    assert "lists more than 500 files for acme/tiny-model: check HF_ENDPOINT" in refusal(hub)
+    assert len(hub.seen) < 500
+    monkeypatch.setattr(remote, "_MOST_FILES", len(hub.tree()) - 2)  # the listing has a folder, too
+    hub.faults.endless_tree = False
+    assert "lists more than" in refusal(hub)
 
 
 def test_names_that_cannot_be_files_are_not_wanted(hub: FakeHub, repository: dict[str, bytes]) -> None:
