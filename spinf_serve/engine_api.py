@@ -2,7 +2,6 @@
 
 import json
 import logging
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from spinf_serve.plan import EngineInfo
 from spinf_serve.protocol.ids import new_request_id
 from spinf_serve.refusal import StartRefused
 from spinf_serve.settings import SETTINGS, Settings
+from spinf_serve.turns import Turns
 
 if TYPE_CHECKING:
     from workers.preprocess.preprocessor import RequestHeader
@@ -78,14 +78,14 @@ class Engine:
             tokenizer = ContentTokenizer.load(Path(self.model.snapshot_dir))
         except (OSError, ValueError) as error:
             raise StartRefused(f"the tokenizer cannot be loaded: {error}") from None
-        # One at a time: side by side, Python lets all of them finish late and the engine starts late.
-        self._preparing = threading.Lock()
+        self._turns = Turns()
         self._preprocessor = Preprocessor(settings.preprocess_config(self.model), tokenizer, shelf)
         if first is not None:
             self._preprocessor.prepare(*first)
         self._engine = ScoringEngine.load(settings.engine_config(self.model), on_progress)
         try:
             self._engine.warm_up(on_progress)
+            self._engine.host_turn = self._turns.first
             self._thread = EngineThread(self._engine)
         except BaseException:
             self._engine.close()
@@ -111,9 +111,11 @@ class Engine:
         return self._respond(body, _header(jobs=False, request_id=request_id))
 
     def _respond(self, body: bytes, header: "RequestHeader") -> bytes:
-        with self._preparing:
+        with self._turns.others():
             prepared = self._preprocessor.prepare(body, header)
-        return self._preprocessor.assemble(prepared, self._thread.run(prepared.plan))
+        result = self._thread.run(prepared.plan)
+        with self._turns.others():
+            return self._preprocessor.assemble(prepared, result)
 
     def close(self) -> None:
         """Free the model. Requests that still wait fail with `model_unavailable`; may be called twice."""

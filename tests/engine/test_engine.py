@@ -1,7 +1,8 @@
 """`ScoringEngine` as its callers see it: completions, cancellation, failures, times, counters."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 
 from spinf_serve.plan import ScorePlan
 from spinf_serve.protocol.errors import RequestError
+from spinf_serve.turns import Turns
 from tests.engine.support import drain, engine_config, make_plan, random_jobs, run_all, score
+from workers.engine import engine as engine_module
 from workers.engine.engine import ScoringEngine
 from workers.engine.errors import LoadError
 from workers.engine.runner import Runner, StagedPass
@@ -316,3 +319,36 @@ def test_fingerprint_is_stable_and_opaque(tiny_checkpoint: Path, engine: Scoring
 def test_what_this_engine_cannot_run_is_refused(tiny_checkpoint: Path, settings: dict[str, str]) -> None:
     with pytest.raises(LoadError, match="not supported"):
         ScoringEngine.load(engine_config(tiny_checkpoint, **settings))
+
+
+def test_the_host_s_work_of_passes_is_done_in_turns(
+    small_passes: ScoringEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes that are prepared beside a running one among them; the running itself takes no turn of the host."""
+    turns, held = Turns(), threading.local()
+    inside: list[tuple[str, bool]] = []
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        with turns.first():
+            held.now = True
+            try:
+                yield
+            finally:
+                held.now = False
+
+    def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            inside.append((name, getattr(held, "now", False)))
+            return call(*args)
+
+        return run
+
+    small_passes.host_turn = turn
+    runner = small_passes._runner
+    monkeypatch.setattr(runner, "stage", noted("stage", runner.stage))
+    monkeypatch.setattr(runner, "run", noted("run", runner.run))
+    monkeypatch.setattr(engine_module, "launch", noted("launch", engine_module.launch))
+    assert run_all(small_passes, {"a": a_plan(2, 60, 60), "b": a_plan(3, 50, 60)})["a"].result is not None
+    assert {("stage", True), ("launch", True), ("run", False)} == set(inside)
+    assert inside.count(("launch", True)) > 2

@@ -127,6 +127,9 @@ def test_pace() -> None:
     pace.staged(0.020)
     pace.staged(0.001)
     assert pace.lead - pace.launch_lead == pytest.approx(0.027)
+    pace.waited(0.030)
+    pace.waited(0.0)
+    assert pace.launch_lead == pytest.approx(0.0185 + 0.027)
 
 
 # Leaving

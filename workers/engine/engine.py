@@ -8,6 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -57,6 +58,8 @@ class ScoringEngine:
         """Use `load`. window: the largest of the model's layers, for the warm-up; memory, compiles: on a GPU."""
         self.config, self.info = config, info
         self.degraded: str | None = None
+        self.host_turn: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        """Entered for the host's work of a pass, where other threads of the process compute too: see `Turns.first`."""
         self._runner, self._window, self._memory, self._compiles = runner, window, memory, compiles
         self._is_async = hasattr(runner, "launch")
         self._scheduler = Scheduler(config.token_budget, config.max_tokens, shared=info.batch_invariant)
@@ -209,13 +212,17 @@ class ScoringEngine:
             self._one_at_a_time = True
 
     def _launch(self, shares: list[Share], prepared: Future[Any] | None) -> None:
-        began = time.monotonic()
-        staged = self._runner.stage(build_pass(shares)) if prepared is None else prepared.result()
-        ready = time.monotonic()
-        self._in_flight.append(launch(self._runner, staged))
-        self._pace.launched(time.monotonic() - ready)
-        if prepared is None:
-            self._pace.staged(ready - began)
+        staged = None if prepared is None else prepared.result()
+        asked = time.monotonic()
+        with self.host_turn():
+            began = time.monotonic()
+            self._pace.waited(began - asked)
+            if staged is None:
+                staged = self._runner.stage(build_pass(shares))
+                self._pace.staged(time.monotonic() - began)
+            ready = time.monotonic()
+            self._in_flight.append(launch(self._runner, staged))
+            self._pace.launched(time.monotonic() - ready)
 
     def _keep_busy(self, arrivals: Callable[[], None] | None) -> None:
         """Until the running pass is done: take what arrives, and queue the next pass in time."""
@@ -253,7 +260,11 @@ class ScoringEngine:
             return
         shares = self._scheduler.next_pass()
         self._planned.append(shares)
-        self._prepared = self._preparer.submit(lambda: self._runner.stage(build_pass(shares)))
+        self._prepared = self._preparer.submit(self._stage, shares)
+
+    def _stage(self, shares: list[Share]) -> Any:
+        with self.host_turn():
+            return self._runner.stage(build_pass(shares))
 
     def _finish(self, running: InFlight) -> None:
         """Read a pass and hand out its values; when it raises, find out which plan does."""

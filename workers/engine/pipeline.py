@@ -101,6 +101,7 @@ class Pace:
 
     _seconds: dict[int, float] = field(default_factory=dict)
     _stage_s: float = 0.0
+    _wait_s: float = 0.0
     _launch_s: float = math.inf
 
     def ran(self, tokens: int, seconds: float) -> None:
@@ -113,6 +114,10 @@ class Pace:
         """Packing and staging a pass took so long. The longest counts, and fades."""
         self._stage_s = max(seconds, 0.9 * self._stage_s)
 
+    def waited(self, seconds: float) -> None:
+        """It took so long until it was the launching thread's turn. The longest counts, and fades."""
+        self._wait_s = max(seconds, 0.9 * self._wait_s)
+
     def launched(self, seconds: float) -> None:
         """Launching a pass took so long. The shortest counts: a full queue of the device holds a launch up."""
         self._launch_s = min(seconds, 1.1 * self._launch_s)
@@ -124,7 +129,7 @@ class Pace:
     @property
     def launch_lead(self) -> float:
         """How long before the end of a pass a staged one has to be launched. Not earlier: queues have an end."""
-        return 0.002 + (1.5 * self._launch_s if self._launch_s < math.inf else 0.0)
+        return 0.002 + self._wait_s + (1.5 * self._launch_s if self._launch_s < math.inf else 0.0)
 
     @property
     def lead(self) -> float:
