@@ -39,24 +39,22 @@ def test_one_at_a_time() -> None:
     assert worst == [1]
 
 
-def test_the_first_go_before_those_who_waited_longer() -> None:
-    turns, order = Turns(), []
+@pytest.mark.parametrize("_round", range(8))
+def test_the_first_go_before_those_who_waited_longer(_round: int) -> None:
+    turns, order, threads = Turns(), [], []
 
     def work(name: str, turn: Callable[[], AbstractContextManager[None]]) -> None:
         with turn():
             order.append(name)
 
     with turns.others():
-        threads = []
-        for count, (name, turn) in enumerate((("a", turns.others), ("b", turns.others), ("engine", turns.first)), 1):
-            thread = threading.Thread(target=work, args=(name, turn))
-            thread.start()
-            threads.append(thread)
+        for count, (name, turn) in enumerate([*[("other", turns.others)] * 6, ("engine", turns.first)], 1):
+            threads.append(threading.Thread(target=work, args=(name, turn)))
+            threads[-1].start()
             until(partial(waits, turns, count))
     for thread in threads:
         thread.join(WAIT_S)
-    assert order[0] == "engine"
-    assert sorted(order) == ["a", "b", "engine"]
+    assert order == ["engine", *["other"] * 6]
 
 
 def waits(turns: Turns, count: int) -> bool:
