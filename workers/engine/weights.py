@@ -16,7 +16,7 @@ from workers.engine.layers.linear import Linear
 from workers.engine.models.config import read_config
 from workers.engine.quant import Fp8Linear, QuantLinear
 from workers.engine.quant.compressed_tensors import Fp8Static, Scales, read_scales
-from workers.engine.quant.fp8 import WEIGHT, has_nan, unpack
+from workers.engine.quant.fp8 import INPUT_SCALE, WEIGHT, WEIGHT_SCALE, has_nan, unpack
 from workers.engine.quant.linear import Blocks
 from workers.engine.shards import Snapshot, StoredTensor
 
@@ -201,8 +201,8 @@ def load_weights(model: Loadable, snapshot_dir: Path, on_progress: Progress | No
         for stored, tensor in snapshot.tensors.items():
             name = text_name(model, stored)
             if name not in places:
-                if stored.rpartition(".")[0] in scales:
-                    continue  # a scale, read already
+                if stored.endswith((WEIGHT_SCALE, INPUT_SCALE)) and stored.rpartition(".")[0] in scales:
+                    continue  # read already
                 original, reason = model.copy_of(name), model.unused_reason(name)
                 if original in places:
                     copies.append((tensor, original))

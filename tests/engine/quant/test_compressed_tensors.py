@@ -112,6 +112,14 @@ def test_scales_that_belong_to_nothing_are_refused(tmp_path: Path, static: Path,
         load(snapshot)
 
 
+@pytest.mark.parametrize("ending", ["bias", "weight_scales", "scale", "lora_A"])
+def test_what_else_is_stored_of_a_quantized_linear_is_refused(snapshot: Path, ending: str) -> None:
+    """It would change the scores where it is read, as a bias does."""
+    change(snapshot, {f"{DOWN}.{ending}": torch.ones(64)})
+    with pytest.raises(LoadError, match=rf"no place for: {DOWN}\.{ending}"):
+        load(snapshot)
+
+
 def test_scales_of_a_vision_tower_do_not_pass_as_unread(tmp_path: Path, static: Path) -> None:
     snapshot = shutil.copytree(static, tmp_path / "s")
     change(snapshot, {"model.vision_tower.fc1.weight": torch.zeros(4, 4).to(E4M3)})
