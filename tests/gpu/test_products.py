@@ -152,11 +152,11 @@ def compilations() -> Iterator[list[str]]:
 
 def test_nothing_is_compiled_for_a_number_of_rows() -> None:
     operands = [Operands.of(kind, 1024, 512) for kind in ("w8a16", "w8a8", "bf16")]
-    weight = draw(5000, 256, seed=1)
+    weight, softcap = draw(5000, 256, seed=1), 29.5  # no other test has it: what it compiles is not there yet
 
     def head(rows: int, count: int, skipped: int) -> None:
         at = torch.zeros(count + skipped, dtype=torch.int64, device="cuda")[skipped:]
-        lm_head_logprobs(draw(rows, 256, seed=2), weight, at, at, 30.0, RULE)
+        lm_head_logprobs(draw(rows, 256, seed=2), weight, at, at, softcap, RULE)
 
     with compilations() as found:
         for one in operands:
@@ -239,14 +239,16 @@ def test_a_linear_is_its_scheme(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("checkpoint", ["tiny_checkpoint", "tiny_gemma4"])
 def test_a_checkpoint_loads_to_the_same_bits(request: pytest.FixtureRequest, checkpoint: str, scheme: str) -> None:
+    """But for what a GPU alone reads: scales of inputs, and those that its products leave pending."""
     snapshot: Path = request.getfixturevalue(checkpoint)
+    own = ("input_scales", "pending", "output_scale")
     found = []
     for device in ("cuda", "cpu"):
         with torch.device(device):
             model = GemmaModel(model_config(snapshot), torch.bfloat16)
             use_scheme(model, scheme)
         load_weights(model, snapshot)
-        found.append(dict(model.named_parameters()) | {n: b for n, b in model.named_buffers() if "input_" not in n})
+        found.append(dict(model.named_parameters()) | {n: b for n, b in model.named_buffers() if not n.endswith(own)})
     assert found[0].keys() == found[1].keys()
     for name, here in found[0].items():
         assert here.is_cuda, name
