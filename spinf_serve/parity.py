@@ -71,7 +71,7 @@ def read_fixture(path: Path) -> Fixture:
 
 def _read(path: Path, what: str) -> Json:
     try:
-        value = parse(path.read_bytes())
+        value = parse(path.read_bytes(), unique=True)
     except OSError as error:
         raise StartRefused(f"the {what} {path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:

@@ -1,5 +1,6 @@
 """Where snapshots of the Hub lie on this machine, and which of them may be served. Reads only; no network."""
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ CACHE_DIRS_ENV = "SPINF_CACHE_DIRS"
 WANTED = ("*.json", "*.safetensors", "tokenizer*")
 """What is downloaded of a repository, at its top level: a snapshot has no folders."""
 HEAD = "main"
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_SHA1 = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _TRUE = ("1", "ON", "YES", "TRUE")
 
@@ -139,7 +142,9 @@ def check(directory: Path, records: Path, revision: str) -> None:
     """Refuse a snapshot that lacks a file, or has one of another length than the Hub's listing or its header says.
 
     The listing of the commit's files, where a download recorded one (`records`/trees/<commit>.json), finds what the
-    shards cannot tell: a tokenizer_config.json that a killed download never got to. Raises `SnapshotError`.
+    shards cannot tell: a tokenizer_config.json that a killed download never got to. Of what is no weights the content
+    is compared, too, with the digest that a cache names it by: a machine that stopped may have left zeros under the
+    right name. Raises `SnapshotError`.
     """
     try:
         check_snapshot(directory)
@@ -151,8 +156,34 @@ def check(directory: Path, records: Path, revision: str) -> None:
                 raise SnapshotError(
                     f"incomplete snapshot {directory}: {name} has {found} bytes, the Hub's listing says {size}"
                 )
+        for path in sorted(directory.iterdir()):
+            if wanted(path.name) and path.suffix != ".safetensors" and path.is_symlink():
+                try:
+                    check_content(path, path.resolve().name)
+                except SnapshotError as error:
+                    raise SnapshotError(f"damaged snapshot {directory}: {path.name}: {error}") from None
     except OSError as error:
         raise SnapshotError(f"{directory} cannot be read: {error.strerror or error}") from None
+
+
+def check_content(path: Path, etag: str) -> None:
+    """Compare a file with its ETag where that is a digest. Raises `SnapshotError`.
+
+    The Hub names weights and large files by their SHA-256, the others by git's SHA-1 of them; some of its mirrors name
+    these by the SHA-1 of their bytes alone.
+    """
+    if _SHA256.fullmatch(etag):
+        with path.open("rb") as content:
+            found = [hashlib.file_digest(content, "sha256").hexdigest()]
+    elif _SHA1.fullmatch(etag):
+        data = path.read_bytes()
+        git = b"blob %d\0" % len(data) + data
+        found = [hashlib.sha1(text, usedforsecurity=False).hexdigest() for text in (git, data)]
+    else:
+        return
+    if etag not in found:
+        kind = "SHA-256" if len(etag) == 64 else "SHA-1"
+        raise SnapshotError(f"its {kind} is another one than the Hub says")
 
 
 def listed_sizes(records: Path, revision: str) -> dict[str, int]:

@@ -1,6 +1,5 @@
 """Downloads a commit's files into the Hub cache, from where an earlier run ended. Runs in the download process."""
 
-import hashlib
 import re
 import shutil
 import threading
@@ -12,15 +11,13 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from spinf_serve.completeness import INDEX, SnapshotError, check_shard, indexed_shards
-from spinf_serve.hub.cache import HEAD, listed_sizes
+from spinf_serve.hub.cache import HEAD, check_content, listed_sizes
 from spinf_serve.hub.failures import CutOff, Refused
 from spinf_serve.hub.remote import Patience, Remote, RemoteFile, wanted_files
 from spinf_serve.hub.store import Store
 from spinf_serve.progress import size_text
 
 _REPORT_S = 0.2
-_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_SHA1 = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)", re.ASCII)
 
 
@@ -166,14 +163,30 @@ class Fetch:
     def _fetch(self, file: RemoteFile) -> None:
         """Make a file of the commit whole: its content under its ETag, then the link that shows it."""
         store = self._store
-        if store.shows(self._revision, file.name, file.size):
+        if self._is_good(store.snapshot(self._revision) / file.name, file):
             return
         with store.alone(file.etag, lambda: self._report.note(f"waiting for another download of {file.name}")):
-            if not store.has(file.etag, file.size):
+            if not self._is_good(store.blob(file.etag), file):
                 self._verify(self._complete(file))
                 store.keep(file.etag)
             store.link(self._revision, file.name, file.etag)
         self._at(file, file.size or 0)
+
+    def _is_good(self, path: Path, file: RemoteFile) -> bool:
+        """Whether the content is here, as long as the Hub says (if it does), and not damaged as far as is seen soon.
+
+        What is no weights is compared with its digest, of weights the header is read.
+        """
+        try:
+            if not path.is_file() or (file.size is not None and path.stat().st_size != file.size):
+                return False
+            if file.name.endswith(".safetensors"):
+                check_shard(path)
+            else:
+                check_content(path, file.etag)
+        except (OSError, SnapshotError):
+            return False
+        return True
 
     def _complete(self, file: RemoteFile) -> RemoteFile:
         """Fetch what is missing of a part, with patience as long as something arrives; its length is known then."""
@@ -244,12 +257,7 @@ class Fetch:
         """Check a whole part before it gets a name: the digest that the Hub names it by, and a shard's header."""
         part = self._store.partial(file.etag)
         try:
-            if _SHA256.fullmatch(file.etag):
-                with part.open("rb") as content:
-                    if hashlib.file_digest(content, "sha256").hexdigest() != file.etag:
-                        raise SnapshotError("its SHA-256 is another one than the Hub says")
-            elif _SHA1.fullmatch(file.etag) and file.etag not in _sha1_names(part.read_bytes()):
-                raise SnapshotError("its SHA-1 is another one than the Hub says")
+            check_content(part, file.etag)
             if file.name.endswith(".safetensors"):
                 check_shard(part)
         except SnapshotError as error:
@@ -295,12 +303,6 @@ def _extent(response: Any, asked: int) -> tuple[int, int | None]:
     if headers.get("Content-Encoding", "identity").lower() != "identity" or not length.isdecimal():
         return 0, None
     return 0, int(length)
-
-
-def _sha1_names(content: bytes) -> tuple[str, str]:
-    """What the Hub and its mirrors call a file that is no weights: git's SHA-1 of it, or that of its bytes alone."""
-    git = b"blob %d\0" % len(content) + content
-    return tuple(hashlib.sha1(data, usedforsecurity=False).hexdigest() for data in (git, content))  # type: ignore[return-value]
 
 
 def _existing(path: Path) -> Path:

@@ -86,6 +86,18 @@ def test_other_files_are_no_references(tmp_path: Path, change: dict[str, Any]) -
         Reference.read(write(tmp_path / "r.json", value))
 
 
+def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
+    """Which of the two numbers was recorded?"""
+    path = tmp_path / "reference.json"
+    reference().write(path)
+    path.write_text(path.read_text().replace('"scheme":', '"scheme": "bf16", "scheme":'))
+    with pytest.raises(StartRefused, match=r"reference\.json cannot be read: 'scheme' is given twice"):
+        Reference.read(path)
+    path.write_text('{"jobs": [], "jobs": []}')
+    with pytest.raises(StartRefused, match="'jobs' is given twice"):
+        read_fixture(path)
+
+
 def test_a_reference_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "r.json").mkdir()
     with pytest.raises(StartRefused, match=r"r\.json cannot be written"):

@@ -186,3 +186,41 @@ def test_the_head_is_a_commit_and_remembered(hub: FakeHub) -> None:
     fetch(hub, revision=None, only=(CONFIG,))
     hub.head = "main"
     assert "names no commit" in refusal(hub, revision=None)
+
+
+DAMAGED = {
+    "config of zeros": (CONFIG, lambda data: bytes(len(data))),
+    "tokenizer with another letter": ("tokenizer.json", lambda data: data.replace(b"e", b"o", 1)),
+    "shard of zeros": (SHARD, lambda data: bytes(len(data))),
+    "header of a shard": (SHARD, lambda data: data[:8] + b"[" + data[9:]),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "of a cut-off download"])
+def test_a_cached_file_that_its_name_contradicts_is_passed_over_and_fetched_again(
+    hub: FakeHub, repository: dict[str, bytes], case: str, is_whole: bool
+) -> None:
+    """As long as it should be: what a machine that lost its power leaves of a file."""
+    name, damage = DAMAGED[case]
+    fetch(hub)
+    blob = (snapshot() / name).resolve()
+    if not is_whole:
+        (snapshot() / SHARDS[0]).unlink()
+    blob.write_bytes(damage(repository[name]))
+    found = cache.find(REPO, REVISION)
+    assert found.directory is None
+    assert not is_whole or name in found.skipped[0]
+    fetch(hub)
+    assert_whole(repository)
+    assert blob.read_bytes() == repository[name]
+
+
+def test_a_link_to_another_files_content_is_put_right(hub: FakeHub, repository: dict[str, bytes]) -> None:
+    fetch(hub)
+    link = snapshot() / "tokenizer_config.json"
+    other = link.parent / CONFIG
+    link.unlink()
+    link.symlink_to(os.readlink(other))
+    fetch(hub)
+    assert_whole(repository)
