@@ -29,10 +29,14 @@ _APART = 1 << 24  # between the offsets of neighbouring slots: more than a branc
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """Query rows times heads (BM), keys (BN), warps and pipeline stages. BN is part of the bits, the rest is not."""
+    """Query rows times heads (BM), keys (BN), columns of the result (BV), warps and pipeline stages of a program.
+
+    BN is part of the bits, the rest is not.
+    """
 
     block_m: int
     block_n: int
+    block_v: int
     num_warps: int
     num_stages: int
 
@@ -45,11 +49,13 @@ def tile_shape(head_dim: int, group: int) -> TileShape:
     """The tile of a head dimension: the accumulator [BM, D] must fit the registers, the keys the shared memory."""
     if group > 64:
         raise ValueError(f"{group} query heads on one key/value head: at most 64 are supported")
+    # Two programs to a multiprocessor where heads are wide: one computes while the other waits. Above 256 columns two
+    # programs share a result, and both compute the weights: one would do it twice, once for each half of its warps.
     if head_dim > 256:
-        return TileShape(64, 32, 8, 2)
+        return TileShape(64, 32, 256, 4, 1)
     if head_dim > 128:
-        return TileShape(64, 32, 4, 2)  # two programs to a multiprocessor: one computes while the other waits
-    return TileShape(128, 64, 8, 3)
+        return TileShape(64, 32, 256, 4, 2)
+    return TileShape(128, 64, 128, 8, 3)
 
 
 @triton.jit
@@ -70,10 +76,10 @@ def _tree_attention_kernel(
     p_tiles, p_ranges, p_keys, p_depths, p_slots, p_limits, p_positions, p_offsets,
     window, scale,
     H: tl.constexpr, N: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, TM: tl.constexpr, STAGES: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BV: tl.constexpr, TM: tl.constexpr,
     TILE: tl.constexpr, RANGE: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
-    i_tile, i_n = tl.program_id(0), tl.program_id(1)
+    i_tile, i_n, i_v = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tl.load(p_tiles + i_tile * TILE).to(tl.int64)
     count = tl.load(p_tiles + i_tile * TILE + 1)
     key_first = tl.load(p_tiles + i_tile * TILE + 2)
@@ -87,6 +93,7 @@ def _tree_attention_kernel(
 
     o_n = tl.arange(0, BN)
     o_d = tl.arange(0, BD)
+    o_v = i_v * BV + tl.arange(0, BV)
     token = tl.arange(0, BM) // G
     live = token < count
     token = tl.where(live, token, 0)  # rows beyond the tile repeat its first and are not stored
@@ -96,36 +103,37 @@ def _tree_attention_kernel(
     position = tl.load(p_positions + row)
     offset = tl.load(p_offsets + row)
     if BD == D:
-        o_key = o_d
+        o_key, o_value = o_d, o_v
         q = tl.load(p_q + at[:, None] + o_d[None, :])
     else:
         # Columns beyond D repeat the first one: q is zero there, and their results are not stored.
-        o_key = tl.where(o_d < D, o_d, 0)
+        o_key, o_value = tl.where(o_d < D, o_d, 0), tl.where(o_v < D, o_v, 0)
         q = tl.load(p_q + at[:, None] + o_d[None, :], mask=(o_d < D)[None, :], other=0.0)
     p_k += i_n * D
     p_v += i_n * D
 
     m = tl.full([BM], float("-inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
-    acc = tl.zeros([BM, BD], tl.float32)
+    acc = tl.zeros([BM, BV], tl.float32)
     final = tl.max(limit, 0) - 1
-    # One loop over both kinds of key tiles: what is loaded ahead for the next one never runs dry between them. Which
-    # rows a tile reads is loaded one tile further ahead, so that no load waits for another.
+    # One loop over both kinds of key tiles: what is loaded ahead for the next one never runs dry between them. What
+    # says which rows a tile reads and who sees them is loaded one tile further ahead and carried along. Read where it
+    # is used, the compiler would put these loads in line with those of the keys, and wait for all of them at once.
     rows = _key_rows(0, blocks, block_first, base, final, p_keys, spans, o_n, BN)
-    for step in tl.range(0, blocks + spans, num_stages=STAGES):
-        o_kv = rows.to(tl.int64)[:, None] * (N * D) + o_key[None, :]
-        k = tl.load(p_k + o_kv)
+    depth = tl.load(p_depths, mask=(blocks == 0) & (spans > 0), other=0)
+    slot = tl.load(p_slots + token, mask=(token >= 0) & (blocks == 0) & (spans > 0), other=0).to(tl.int32)
+    for step in range(blocks + spans):
+        at_keys = rows.to(tl.int64)[:, None] * (N * D)
+        k = tl.load(p_k + at_keys + o_key[None, :])
         s = tl.dot(q, tl.trans(k))
 
         # A row sees the columns between `low` and `high`: content positions, or offsets in the branch, with the spans
         # of a tile so far apart that a row is between two numbers in its own one alone.
         in_content = step < blocks
-        span = step - blocks
-        depth = tl.load(p_depths + span, mask=span >= 0, other=0)
-        slot = tl.load(p_slots + span * TM + token, mask=(token >= 0) & (span >= 0), other=0).to(tl.int32) * APART
+        apart = slot * APART
         column = tl.where(in_content, (block_first + step) * BN + o_n, depth + o_n % SPAN + o_n // SPAN * APART)
-        low = tl.where(in_content, position - window, tl.maximum(offset - window, depth - 1) + slot)
-        high = tl.where(in_content, limit, offset + 1 + slot)
+        low = tl.where(in_content, position - window, tl.maximum(offset - window, depth - 1) + apart)
+        high = tl.where(in_content, limit, offset + 1 + apart)
         visible = (column[None, :] > low[:, None]) & (column[None, :] < high[:, None])
         s = tl.where(visible, s, float("-inf"))
 
@@ -136,14 +144,18 @@ def _tree_attention_kernel(
         fade = tl.exp2((m - safe) * scale)
         # What a row does not see is zero: the sum has the same bits in whichever slot its span stands.
         total = total * fade + tl.sum(p, 1)
-        v = tl.load(p_v + o_kv)
+        v = tl.load(p_v + at_keys + o_value[None, :])
         acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None])
         m = top
         rows = _key_rows(step + 1, blocks, block_first, base, final, p_keys, spans, o_n, BN)
+        span = step + 1 - blocks
+        of_span = (span >= 0) & (span < spans)
+        depth = tl.load(p_depths + span, mask=of_span, other=0)
+        slot = tl.load(p_slots + span * TM + token, mask=(token >= 0) & of_span, other=0).to(tl.int32)
 
     out = tl.where(total[:, None] == 0.0, 0.0, acc / total[:, None])  # padding sees no key
-    o_out = at[:, None] + o_d[None, :]
-    keep = live[:, None] & (o_d < D)[None, :]
+    o_out = at[:, None] + o_v[None, :]
+    keep = live[:, None] & (o_v < D)[None, :]
     if KIND == "fp8_static":
         tl.store(p_out + o_out, e4m3_codes(out, tl.load(p_scale)), mask=keep)
     else:
@@ -243,15 +255,17 @@ def tree_attention(
     direct = encoding if encoding.kind == "fp8_static" else Encoding("float", q.dtype)
     out, scale = empty_rows(q, h * d, direct)
     shape = plan.shape
+    width = max(16, next_power_of_2(d))
+    columns = min(width, shape.block_v)
     assert all(x.is_contiguous() for x in (q, k, v))
     arrays = [plan.arrays[name] for name in _ARRAYS]
     launch(
-        _tree_attention_kernel, (arrays[0].shape[0], n), q, k, v, out, scale,
+        _tree_attention_kernel, (arrays[0].shape[0], n, width // columns), q, k, v, out, scale,
         arrays[0], plan.ranges[window], *arrays[1:],
         _EVERYTHING if window is None else window, _LOG2_E,
-        h, n, h // n, d, max(16, next_power_of_2(d)), shape.block_m, shape.block_n, shape.tile_rows(h // n),
-        shape.num_stages, TILE_FIELDS, RANGE_FIELDS, SPAN, _APART, direct.kind,
-        num_warps=shape.num_warps, enable_fp_fusion=False,
+        h, n, h // n, d, width, shape.block_m, shape.block_n, columns, shape.tile_rows(h // n),
+        TILE_FIELDS, RANGE_FIELDS, SPAN, _APART, direct.kind,
+        num_warps=shape.num_warps, num_stages=shape.num_stages, enable_fp_fusion=False,
     )  # fmt: skip
     done = as_activation(out, scale)
     return done if direct is encoding else encode(out, encoding)
