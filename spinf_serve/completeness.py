@@ -9,6 +9,7 @@ from spinf_serve.refusal import StartRefused
 
 INDEX = "model.safetensors.index.json"
 _MAX_HEADER = 100 << 20  # safetensors' own bound on the header
+_LONGEST_NAME = 300  # of a tensor
 
 
 class SnapshotError(StartRefused):
@@ -40,6 +41,7 @@ def indexed_shards(directory: Path) -> dict[str, Any]:
         weight_map = parse(path.read_text(encoding="utf-8"), unique=True)["weight_map"]
         shards: dict[str, Any] = {}
         for tensor, name in weight_map.items():
+            _check_names((tensor, name))
             if Path(name).name != name:
                 raise ValueError(f"shard {name!r} is not a plain file name")
             shards.setdefault(name, []).append(tensor)
@@ -62,6 +64,7 @@ def check_shard(path: Path, tensors: list[str] | None = None) -> None:
                 raise SnapshotError(f"incomplete snapshot: {path} is cut off or not a safetensors file")
             header = parse(file.read(header_len), unique=True)
         header.pop("__metadata__", None)
+        _check_names(header)
         offsets = {name: tuple(entry["data_offsets"]) for name, entry in header.items()}
         expected = 8 + header_len + max((end for _, end in offsets.values()), default=0)
         astray = first_astray(offsets.items())
@@ -77,6 +80,13 @@ def check_shard(path: Path, tensors: list[str] | None = None) -> None:
         raise SnapshotError(
             f"incomplete snapshot: {path} lacks {min(missing)} and {len(missing) - 1} others of the index"
         )
+
+
+def _check_names(names: Iterable[str]) -> None:
+    """ValueError for the name of a tensor that no model has and no terminal should show."""
+    for name in names:
+        if len(name) > _LONGEST_NAME or not name.isprintable():
+            raise ValueError(f"a name of {len(name)} characters that begins with {name[:20]!r}")
 
 
 def first_astray(offsets: Iterable[tuple[str, tuple[int, int]]]) -> str | None:

@@ -139,6 +139,21 @@ def test_an_unusable_index_is_refused(sharded: Path, index: str) -> None:
         check_snapshot(sharded)
 
 
+@pytest.mark.parametrize("name", ["w\n\x1b[31m1", "w" * 100_000], ids=["control characters", "long"])
+@pytest.mark.parametrize("where", ["header", "index", "shard name"])
+def test_a_name_that_no_message_should_show_is_refused_without_it(sharded: Path, name: str, where: str) -> None:
+    shard = "model-00001-of-00002.safetensors"
+    if where == "header":
+        save_file({"w1": np.zeros(4, np.float32), name: np.zeros(4, np.float32)}, sharded / shard)
+    else:
+        entry = {name: shard} if where == "index" else {"w1": name}
+        (sharded / INDEX).write_text(json.dumps({"weight_map": {**entry, "w2": "model-00002-of-00002.safetensors"}}))
+    with pytest.raises(SnapshotError, match=r"header cannot be read|unusable index") as refused:
+        check_snapshot(sharded)
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 400
+
+
 def test_the_revision_covers_every_byte(tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "_CHUNK", 4096)
     shutil.copytree(tiny_checkpoint, copy := tmp_path / "copy")
