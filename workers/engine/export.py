@@ -232,8 +232,6 @@ def _entries(shard: Shard, plan: _Plan) -> dict[str, Entry]:
         linear = name.removesuffix(fp8.WEIGHT)
         if name in plan.dropped:
             continue
-        if name in plan.dropped:
-            continue
         if linear not in plan.linears or not name.endswith(fp8.WEIGHT):
             entries[name] = Entry(tensor.dtype, tensor.shape)
             continue
