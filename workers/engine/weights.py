@@ -160,7 +160,7 @@ def _put(tensor: StoredTensor, place: Place, scales: Scales | None) -> None:
 def _check_finite(tensor: StoredTensor, placed: Tensor) -> None:
     """LoadError where rows in their place hold NaN or an infinity: as stored, or because their type ends before.
 
-    Such a model would answer requests with errors, or on a GPU with the numbers that codes have for it.
+    Such a model would start, and answer requests with errors alone.
     """
     # One pass without a copy, at the speed of the memory; NaN is kept by both.
     if not torch.stack(torch.aminmax(placed)).isfinite().all():
