@@ -49,12 +49,12 @@ def tile_shape(head_dim: int, group: int) -> TileShape:
     """The tile of a head dimension: the accumulator [BM, D] must fit the registers, the keys the shared memory."""
     if group > 64:
         raise ValueError(f"{group} query heads on one key/value head: at most 64 are supported")
-    # Two programs to a multiprocessor where heads are wide: one computes while the other waits. Above 256 columns two
-    # programs share a result, and both compute the weights: one would do it twice, once for each half of its warps.
+    # Above 256 columns two programs share a result, and both compute the weights: one of so few rows would do it twice
+    # as well, once for each half of its warps.
     if head_dim > 256:
-        return TileShape(64, 32, 256, 4, 1)
+        return TileShape(128, 32, 256, 8, 2)
     if head_dim > 128:
-        return TileShape(64, 32, 256, 4, 2)
+        return TileShape(128, 32, 256, 8, 3)
     return TileShape(128, 64, 128, 8, 3)
 
 
