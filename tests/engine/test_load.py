@@ -280,3 +280,12 @@ def test_progress_counts_every_byte(tiny_checkpoint: Path) -> None:
     load_weights(GemmaModel(model_config(tiny_checkpoint)), tiny_checkpoint, lambda *args: seen.append(args))
     assert seen[-1][0] == seen[-1][1] > 0
     assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize("value", [1e300, 1e-300, 5e-324], ids=str)
+@pytest.mark.parametrize("key", ["final_logit_softcapping", "rms_norm_eps", "query_pre_attn_scalar"])
+def test_numbers_beyond_float32_are_refused(snapshot: Path, key: str, value: float) -> None:
+    edit_config(snapshot, lambda c: c | {key: value})
+    message = rf"config\.json: {key} must be a positive number of float32, not {re.escape(repr(value))}"
+    with pytest.raises(LoadError, match=message):
+        model_config(snapshot)

@@ -1,6 +1,5 @@
 """Reading config.json: typed values with one clear message each, and rotary settings in both spellings."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,8 @@ def integer(config: Json, key: str, default: int | None = None, *, largest: int 
     return value
 
 
-_LARGEST_NUMBER = sys.float_info.max
+_NUMBERS = torch.finfo(torch.float32)
+"""What is computed in float32 must be a number there: beyond its range it would be infinite or zero."""
 
 
 def _shown(value: Any) -> str:
@@ -50,10 +50,10 @@ def _shown(value: Any) -> str:
 
 
 def number(config: Json, key: str, default: float | None = None) -> float:
-    """A positive finite number; the default where the key is absent."""
+    """A positive number that float32 holds; the default where the key is absent."""
     value = config.get(key, default)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= _LARGEST_NUMBER:
-        raise LoadError(f"config.json: {key} must be a positive number, not {_shown(value)}")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not _NUMBERS.tiny <= value <= _NUMBERS.max:
+        raise LoadError(f"config.json: {key} must be a positive number of float32, not {_shown(value)}")
     return float(value)
 
 
