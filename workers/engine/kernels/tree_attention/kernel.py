@@ -54,7 +54,7 @@ def tile_shape(head_dim: int, group: int) -> TileShape:
     if head_dim > 256:
         return TileShape(128, 32, 256, 8, 2)
     if head_dim > 128:
-        return TileShape(128, 32, 256, 8, 3)
+        return TileShape(64, 32, 256, 4, 2)
     return TileShape(128, 64, 128, 8, 3)
 
 
