@@ -232,6 +232,19 @@ def test_a_pass_that_fails_behind_another_gets_the_device_to_itself() -> None:
     assert kinds == ["launch", "wait"] * result.passes
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError("in a kernel"), MemoryError()], ids=["fault", "memory"])
+def test_nobody_pays_for_a_request_at_fault_that_left_while_its_pass_ran(error: Exception) -> None:
+    plans = {"bad": a_plan(2, 20, 2), "good": a_plan(1, 20, 2)}
+    engine = fake_engine(FakeRunner(wait_fault=holding(plans["bad"], error)), FakeAllocator())
+    for key, plan in plans.items():
+        engine.submit(key, plan)
+    (completion,) = [*engine.step(lambda: engine.cancel("bad")), *drain(engine)]
+    assert completion.key == "good"
+    assert completion.result is not None
+    assert np.array_equal(completion.result.logprobs, plans["good"].cols.astype(np.float32))
+    assert not engine.stats()["stored_bytes"]
+
+
 def test_a_device_that_is_gone_ends_the_engine() -> None:
     runner = FakeRunner(wait_fault=lambda staged: RuntimeError("CUDA error: an illegal memory access"))
     allocator = FakeAllocator()

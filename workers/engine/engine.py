@@ -296,16 +296,19 @@ class ScoringEngine:
                 flight.pending.wait()
 
     def _blame(self, shares: list[Share], error: Exception) -> None:
-        """A pass failed: the plans of a shared one run again each alone, so that only the one at fault fails."""
+        """A pass failed: the plans of a shared one run again each alone, so that only the one at fault fails.
+
+        Who left while it ran may be the one at fault.
+        """
         self._raise_if_lost(error)
-        keys = list(dict.fromkeys(share.key for share in shares if share.key in self._tickets))
+        keys = list(dict.fromkeys(share.key for share in shares))
         if len(keys) < 2:
-            for key in keys:
+            for key in self._tickets.keys() & keys:
                 self._fail(key, error)
             return
         log.warning("a pass of %d requests failed (%s): each is run again alone", len(keys), type(error).__name__)
         self._give_back(error)
-        for key in keys:
+        for key in [key for key in keys if key in self._tickets]:
             try:
                 staged = self._runner.stage(build_pass([share for share in shares if share.key == key]))
                 running = launch(self._runner, staged)
