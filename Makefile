@@ -23,8 +23,9 @@ install: $(STAMP) ## build .venv from the lock file, this project editable in it
 demo: $(STAMP) ## score the example request with the demo model, on the CPU
 	@$(BIN)/python examples/demo.py
 
+# Hundreds of processes load the same modules: keep what the first of them compiles, whatever the environment says.
 test: $(STAMP) ## the whole test suite
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, shell scripts, Dockerfile, compose file
 	@$(BIN)/ruff check .
@@ -64,7 +65,8 @@ clean: ## remove what the targets built (the environment and the model cache sta
 	@rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
 
 # `--without-pip` and `pip --python`: no ensurepip is needed, and a machine's own pip settings (which may cap versions)
-# only ever install uv. uv's pin is the lock file's own, hashes included.
+# only ever install uv. uv's pin is the lock file's own, hashes included. Packages are compiled here, once: where the
+# environment forbids interpreters to keep what they compile, each of the tests' hundreds would compile them again.
 $(STAMP): pyproject.toml requirements.lock
 	@python=""; for name in $${PYTHON:-} python3.12 python3 python; do \
 	  if $$name -c 'import sys; raise SystemExit(sys.version_info[:2] != (3, 12))' 2>/dev/null; then python=$$name; break; fi; \
@@ -75,7 +77,7 @@ $(STAMP): pyproject.toml requirements.lock
 	sed -n '/^uv==/,/^    #/p' requirements.lock > $(VENV)/uv.txt; \
 	$$python -m pip --python $(BIN)/python install --quiet --no-deps --require-hashes --requirement $(VENV)/uv.txt
 	@echo "[2/3] packages from requirements.lock: torch with its CUDA libraries is large, about 5 GB on disk"
-	@$(UV) install --python $(BIN)/python --require-hashes --requirement requirements.lock
+	@$(UV) install --python $(BIN)/python --compile-bytecode --require-hashes --requirement requirements.lock
 	@echo "[3/3] spinf-serve itself"
 	@$(UV) install --python $(BIN)/python --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
