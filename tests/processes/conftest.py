@@ -1,6 +1,7 @@
 """One running server that the tests of this folder share, as long as they leave it serving."""
 
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,13 @@ def server(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     with ServerProcess(tiny_checkpoint, tmp_path_factory.mktemp("server"), "--trusted-token", "trusted") as running:
         running.client.headers["authorization"] = "Bearer trusted"
         yield running
+
+
+@pytest.fixture
+def socket_dir() -> Iterator[Path]:
+    """For sockets, whose paths must stay short: what comes before a test's `tmp_path` depends on how tests are run."""
+    with tempfile.TemporaryDirectory(prefix="run-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session", autouse=True)

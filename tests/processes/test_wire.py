@@ -242,8 +242,8 @@ def open_inbox(path: Path) -> queues.Inbox:
     return queues.Inbox(str(path), FOR_ROLE["preprocess"])
 
 
-def test_queue_keeps_order_and_unlinks_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.sock"
+def test_queue_keeps_order_and_unlinks_its_file(socket_dir: Path) -> None:
+    path = socket_dir / "a.sock"
     inbox = open_inbox(path)
     outbox = queues.Outbox(inbox.address)
     for number in range(100):
@@ -259,8 +259,8 @@ def test_queue_keeps_order_and_unlinks_its_file(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_bad_message_does_not_cost_the_next(tmp_path: Path) -> None:
-    inbox = open_inbox(tmp_path / "a.sock")
+def test_bad_message_does_not_cost_the_next(socket_dir: Path) -> None:
+    inbox = open_inbox(socket_dir / "a.sock")
     outbox = queues.Outbox(inbox.address)
     outbox._socket.send_multipart([b"garbage"])
     outbox.send(preprocess.CancelWork("good"))
@@ -277,9 +277,9 @@ def test_bad_message_does_not_cost_the_next(tmp_path: Path) -> None:
     inbox.close()
 
 
-def test_full_queue_is_said_and_nothing_blocks(tmp_path: Path) -> None:
+def test_full_queue_is_said_and_nothing_blocks(socket_dir: Path) -> None:
     """Nobody listens: at the high-water mark the sender is told, and its end is not held up."""
-    outbox = queues.Outbox(queues.ipc_address(str(tmp_path / "nobody.sock")))
+    outbox = queues.Outbox(queues.ipc_address(str(socket_dir / "nobody.sock")))
     for _ in range(queues.HIGH_WATER_MARK):
         outbox.send(preprocess.CancelWork("x"))
     with pytest.raises(QueueFull):
@@ -295,8 +295,8 @@ def test_long_paths_are_refused_clearly() -> None:
         queues.ipc_address("/" + "é" * 53)
 
 
-def test_poll_wakes_for_a_descriptor(tmp_path: Path) -> None:
-    inbox = open_inbox(tmp_path / "a.sock")
+def test_poll_wakes_for_a_descriptor(socket_dir: Path) -> None:
+    inbox = open_inbox(socket_dir / "a.sock")
     fd = os.eventfd(1)
     assert not inbox.poll(10, fd)
     os.close(fd)
