@@ -12,6 +12,10 @@ STAMP := $(VENV)/.installed
 INTERPRETER = $(BIN)/python -c 'import sys; raise SystemExit(sys.version_info[:2] != (3, 12))'
 UV = $(BIN)/uv pip
 PYTEST_ARGS ?=
+# The whole suite runs whole files side by side, in as many processes as there are cores, four at most; what is named
+# under tests/ runs in one.
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores : 4)))
+SPREAD = $(if $(findstring tests/,$(PYTEST_ARGS)),,-n $(WORKERS) --dist loadfile)
 
 .PHONY: help install demo test lint format types wheel smoke bench lock docs hooks clean
 
@@ -25,7 +29,7 @@ demo: $(STAMP) ## score the example request with the demo model, on the CPU
 
 # Hundreds of processes load the same modules: keep what the first of them compiles, whatever the environment says.
 test: $(STAMP) ## the whole test suite
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PYTEST_ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(SPREAD) $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, shell scripts, Dockerfile, compose file
 	@$(BIN)/ruff check .

@@ -1,6 +1,8 @@
 """Fixtures for every test folder."""
 
+import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +11,21 @@ from tests.support.tiny_gemma4 import make_tiny_gemma4
 from tests.support.triton_interpreter import interpret_kernels
 
 interpret_kernels()
+
+
+def pytest_collection_finish() -> None:
+    """What the imports made lives to the end: keep it out of every collection, of which each closed engine asks one."""
+    gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Spread whole files over the workers as `tests/support/schedule.py` says."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tests.support.schedule import FromBothEnds
+
+    return FromBothEnds(config, log)
 
 
 @pytest.fixture(scope="session")
