@@ -171,15 +171,21 @@ def load_reference(snapshot: Path) -> Any:
 
 @torch.inference_mode()
 def reference_logprobs(model: Any, jobs: Sequence[Job]) -> dict[tuple[int, Tokens, Tokens], float]:
-    """Every option's log-probability from one plain forward over each full string."""
+    """Every option's log-probability from a plain forward over the full string.
+
+    What comes after a token does not change its row: options that begin alike are read from the longest's forward.
+    """
     out = {}
     for number, job in enumerate(jobs):
         for question in job.questions:
-            for option in question.options:
-                ids = (*job.content, *question.prompt, *option)
-                logits = model(torch.tensor([ids]), logits_to_keep=len(option) + 1).logits[0].double()
-                rows = torch.log_softmax(logits, -1)[:-1]
-                out[number, question.prompt, option] = float(rows[range(len(option)), list(option)].sum())
+            rows: dict[Tokens, Tensor] = {}  # what is read of the option so far → log-probabilities of its next token
+            for option in sorted(question.options, key=len, reverse=True):
+                if option[:-1] not in rows:
+                    ids = (*job.content, *question.prompt, *option[:-1])
+                    logits = model(torch.tensor([ids]), logits_to_keep=len(option)).logits[0].double()
+                    rows |= {option[:i]: row for i, row in enumerate(torch.log_softmax(logits, -1))}
+                terms = [rows[option[:i]][token] for i, token in enumerate(option)]
+                out[number, question.prompt, option] = float(sum(terms))
     return out
 
 
