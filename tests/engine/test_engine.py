@@ -9,14 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from spinf_serve.plan import ScorePlan
 from spinf_serve.protocol.errors import RequestError
 from spinf_serve.turns import Turns
 from tests.engine.support import drain, engine_config, make_plan, random_jobs, run_all, score
 from workers.engine import engine as engine_module
+from workers.engine import load
 from workers.engine.engine import ScoringEngine
 from workers.engine.errors import LoadError
+from workers.engine.kernels.products import RowRule
 from workers.engine.runner import Runner, StagedPass
 
 VOCAB = 800
@@ -313,6 +316,19 @@ def test_fingerprint_is_stable_and_opaque(tiny_checkpoint: Path, engine: Scoring
     config = engine_config(tiny_checkpoint)
     other = replace(config, model=replace(config.model, revision="1" * 40))
     assert ScoringEngine.load(other).info.fingerprint != engine.info.fingerprint
+
+
+def test_threads_are_in_the_fingerprint_where_products_run_in_pieces(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There a library may split sums over them: with another number the bits are others."""
+    monkeypatch.setattr(load, "verify_invariance", lambda *_: (RowRule(64, 64), True))
+    before = torch.get_num_threads()
+    configs = [engine_config(tiny_checkpoint, threads=threads) for threads in (1, 2, 2)]
+    one, two, again = (ScoringEngine.load(config).info.fingerprint for config in configs)
+    torch.set_num_threads(before)
+    assert one != two
+    assert two == again
 
 
 @pytest.mark.parametrize("settings", [{"quant": "w8a16"}, {"quant": "fp8s"}], ids=str)

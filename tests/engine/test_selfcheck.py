@@ -1,6 +1,6 @@
 """The start-up check: it passes on this machine, sees a library that fails, and the fixed rule it then picks works."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,40 @@ def test_a_linear_that_depends_on_the_row_count(monkeypatch: pytest.MonkeyPatch,
         lambda out, x, w, rule: by_row_count(lambda o, a, b, r: plain(o, a, b, r), limit)(out, x, w, rule),
     )
     assert check()[0] == RowRule(64, 64)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_linear_that_splits_its_sums_over_the_threads(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It fails the free rule. In fixed pieces a row keeps its bits in any company, and the company is what counts."""
+    plain = products.linear_into
+
+    def by_threads(out: Tensor, x: Tensor, w: Tensor, rule: RowRule) -> Tensor:
+        return plain(out, x, w, rule).mul_(1 + torch.get_num_threads() * 2**-20)
+
+    monkeypatch.setattr(selfcheck, "linear_into", by_threads)
+    assert check()[0] == RowRule(64, 64)
+    assert "linear: 64 → 128, 64 → 4096, 128 → 64; attention: fine" in caplog.text
+    assert selfcheck.linear_is_invariant(64, 128, RowRule(64, 64))
+
+
+def test_under_the_fixed_rule_company_is_still_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = products.linear_into
+
+    def by_rows(out: Tensor, x: Tensor, w: Tensor, rule: RowRule) -> Tensor:
+        return plain(out, x, w, rule).mul_(1 + x.shape[0] * 2**-20)
+
+    monkeypatch.setattr(selfcheck, "linear_into", by_rows)
+    assert not selfcheck.linear_is_invariant(64, 128, RowRule(64, 64))
 
 
 @pytest.mark.parametrize(("turned", "invariant"), [(None, True), (16, False)])

@@ -170,6 +170,9 @@ def test_on_the_cpu_the_start_check_is_made_shape_by_shape(tiny_gemma4: Path, mo
     monkeypatch.setattr(sweep, "linear_is_invariant", lambda k, o, _rule, _dtype: (k, o) != (128, 64))
     wrong = {(finding.op, finding.shape) for finding in cpu_findings(facts, "f32", RowRule()) if finding.note}
     assert wrong == {("attention", "heads of 16"), ("linear", "128 → 64")}
+    monkeypatch.setattr(sweep, "linear_is_invariant", lambda k, o, _rule, _dtype: (k, o) != (64, 4096))
+    wrong = {(finding.op, finding.shape) for finding in cpu_findings(facts, "f32", RowRule()) if finding.note}
+    assert ("head", "64 → 4096") in wrong
 
 
 # The command

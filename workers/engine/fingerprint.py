@@ -29,8 +29,8 @@ def cpu_name() -> str:
 
 
 def score_facts(model: ServedModel, scheme: str, rule: RowRule) -> dict[str, str | int | None]:
-    """Everything that changes a score. The thread count is left out: it changes none."""
-    return {
+    """Everything that changes a score. The number of threads does so only where the library failed the check of it."""
+    facts: dict[str, str | int | None] = {
         "model": model.id,
         "revision": model.revision,
         "scheme": scheme,
@@ -44,6 +44,9 @@ def score_facts(model: ServedModel, scheme: str, rule: RowRule) -> dict[str, str
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cpu": cpu_name(),
     }
+    if rule.fixed is not None:
+        facts["threads"] = torch.get_num_threads()
+    return facts
 
 
 def cuda_facts(model: ServedModel, scheme: str, card: Card, calibration: str | None) -> dict[str, str | int | None]:

@@ -20,6 +20,7 @@ from workers.engine.kernels.encode import encode
 from workers.engine.kernels.encoding import Activation, Codes
 from workers.engine.kernels.gelu_mul import gelu_mul_encode
 from workers.engine.kernels.lm_head import lm_head_logprobs
+from workers.engine.kernels.lm_head.cpu import VOCAB_CHUNK
 from workers.engine.kernels.products import RowRule
 from workers.engine.kernels.rms_norm import norm_encode, residual_norm
 from workers.engine.kernels.rotary import qkv_norm_rotary, rotary_table
@@ -381,9 +382,10 @@ def cpu_findings(facts: GemmaConfig, scheme: str, rule: RowRule) -> Iterator[Fin
     """What the engine measures at every start on the CPU, shape by shape, under the row rule that it found."""
     dtype = CPU_DTYPES[scheme]
     model = empty_model(facts, "bf16")
-    for k, o in model.product_shapes():
+    products = [("linear", k, o) for k, o in model.product_shapes()]
+    for op, k, o in [*products, ("head", facts.hidden_size, VOCAB_CHUNK)]:
         kept = linear_is_invariant(k, o, rule, dtype)
-        yield Finding("linear", f"{k} → {o}", 1, None, "" if kept else "depends on the row count")
+        yield Finding(op, f"{k} → {o}", 1, None, "" if kept else "depends on the row count")
     for head_dim in sorted(model.head_dims()):
         kept = attention_is_invariant(head_dim, rule)
         yield Finding("attention", f"heads of {head_dim}", 1, None, "" if kept else "depends on the row count")
