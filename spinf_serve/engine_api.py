@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from spinf_serve.extras import missing_engine_packages
 from spinf_serve.gpus import machine_refusal
 from spinf_serve.packs.shelving import LazyShelf
 from spinf_serve.plan import EngineInfo
+from spinf_serve.protocol.errors import RequestError
 from spinf_serve.protocol.ids import new_request_id
 from spinf_serve.refusal import StartRefused
 from spinf_serve.settings import SETTINGS, Settings
@@ -33,8 +35,8 @@ class Engine:
 
     `model` and the keywords are the settings of `spinf-serve serve` by their names (`token_budget=…`, `max_options=…`);
     SPINF_* variables, a settings file and the model's manifest count under them, as for the server. The caller is
-    trusted. `score` may be called from several threads at once: their requests then share passes. Needs the packages of
-    `spinf-serve[server]`.
+    trusted. `score` may be called from several threads at once: their requests then share passes. A process forked from
+    this one needs an engine of its own. Needs the packages of `spinf-serve[server]`.
 
     Raises `StartRefused` for settings or a model that cannot be used.
     """
@@ -79,6 +81,7 @@ class Engine:
         except (OSError, ValueError) as error:
             raise StartRefused(f"the tokenizer cannot be loaded: {error}") from None
         self._turns = Turns()
+        self._pid = os.getpid()
         self._preprocessor = Preprocessor(settings.preprocess_config(self.model), tokenizer, shelf)
         if first is not None:
             self._preprocessor.prepare(*first)
@@ -111,14 +114,19 @@ class Engine:
         return self._respond(body, _header(jobs=False, request_id=request_id))
 
     def _respond(self, body: bytes, header: "RequestHeader") -> bytes:
-        with self._turns.others():
-            prepared = self._preprocessor.prepare(body, header)
+        if os.getpid() != self._pid:
+            raise RequestError("model_unavailable", "an Engine does not outlive a fork: make one in each process")
+        prepared = self._turns.others(lambda: self._preprocessor.prepare(body, header))
         result = self._thread.run(prepared.plan)
-        with self._turns.others():
-            return self._preprocessor.assemble(prepared, result)
+        return self._turns.others(lambda: self._preprocessor.assemble(prepared, result))
 
     def close(self) -> None:
-        """Free the model. Requests that still wait fail with `model_unavailable`; may be called twice."""
+        """Free the model. Requests that still wait fail with `model_unavailable`; may be called twice.
+
+        In a process forked from the engine's own there is nothing to free.
+        """
+        if os.getpid() != self._pid:
+            return
         self._thread.close()
         self._engine.close()
 

@@ -8,7 +8,6 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any, Protocol
 
 from spinf_serve.plan import Completion, ScorePlan, ScoreResult
@@ -44,7 +43,8 @@ class EngineThread:
     def __init__(self, engine: SteppedEngine) -> None:
         self._engine = engine
         self._inbox: queue.SimpleQueue[tuple[int, ScorePlan] | int | None] = queue.SimpleQueue()
-        self._futures: dict[int, Future[ScoreResult]] = {}
+        # Not a Future: an interrupt can leave its lock with the caller for ever, and this thread waiting for it.
+        self._answers: dict[int, queue.SimpleQueue[ScoreResult | Exception]] = {}
         self._lock = threading.Lock()
         self._keys = itertools.count()
         self._refusal = ""  # why nothing more is accepted
@@ -54,19 +54,21 @@ class EngineThread:
 
     def run(self, plan: ScorePlan) -> ScoreResult:
         """Submit a plan and wait for its result. Raises `RequestError`; interrupted (Ctrl-C), it cancels the plan."""
-        future: Future[ScoreResult] = Future()
+        answer: queue.SimpleQueue[ScoreResult | Exception] = queue.SimpleQueue()
         with self._lock:
             if self._refusal:
                 raise RequestError("model_unavailable", self._refusal)
             key = next(self._keys)
-            self._futures[key] = future
+            self._answers[key] = answer
             self._inbox.put((key, plan))
         try:
-            return future.result()
+            result = answer.get()
         except BaseException:
-            if not future.done():
-                self._inbox.put(key)
+            self._inbox.put(key)
             raise
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def close(self) -> None:
         """Stop after the running pass and wait for the thread. May be called twice."""
@@ -85,7 +87,7 @@ class EngineThread:
             log.exception("the engine failed")
             self._refuse("the engine failed and was closed")
         finally:
-            for key in list(self._futures):
+            for key in list(self._answers):
                 self._fail(key, RequestError("model_unavailable", self._refusal))
 
     def _take(self, *, block: bool = False) -> None:
@@ -99,7 +101,7 @@ class EngineThread:
                 self._ends = True
             elif isinstance(item, int):
                 self._engine.cancel(item)
-                self._futures.pop(item, None)
+                self._answers.pop(item, None)
             else:
                 self._submit(*item)
 
@@ -116,12 +118,12 @@ class EngineThread:
     def _finish(self, completion: Completion) -> None:
         if completion.result is None:
             self._fail(completion.key, completion.error or RequestError("engine_error", "the engine gave no result"))
-        elif future := self._futures.pop(completion.key, None):
-            future.set_result(completion.result)
+        elif answer := self._answers.pop(completion.key, None):
+            answer.put(completion.result)
 
     def _fail(self, key: int, error: Exception) -> None:
-        if future := self._futures.pop(key, None):
-            future.set_exception(error)
+        if answer := self._answers.pop(key, None):
+            answer.put(error)
 
     def _refuse(self, reason: str) -> None:
         with self._lock:

@@ -3,45 +3,35 @@
 Python lets threads compute in slices of some milliseconds. A thread that launches a pass gives the interpreter up at
 every call into the device's libraries, and waits a slice of everybody else's work each time: the device starves. Here
 threads take whole turns, one at a time, and the one that feeds the device goes before all others.
+
+The others may be interrupted anywhere (Ctrl-C), and a turn that is not given back ends the engine. Hence plain locks,
+each held by a `with` that is not left before its end: between such a lock and its `with` Python takes no signal, while
+a context manager written in Python can be interrupted before it has let go.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
 class Turns:
-    """One turn at a time; those of `first` before those of `others`. Never ask for one inside of another."""
+    """One turn at a time; that of `first` before those of `others`. Never ask for one inside of another."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._taken = False
-        self._first_waiting = 0
+        self._turn = threading.Lock()
+        self._first = threading.Lock()  # held by who goes first, while it waits and while it computes
+        self._next = threading.Lock()  # held by the one of the others who is next, and while it computes
 
     @contextmanager
     def first(self) -> Iterator[None]:
-        """A turn as soon as the running one ends."""
-        with self._changed:
-            self._first_waiting += 1
-            try:
-                self._changed.wait_for(lambda: not self._taken)
-                self._taken = True
-            finally:
-                self._first_waiting -= 1
-        yield from self._turn()
-
-    @contextmanager
-    def others(self) -> Iterator[None]:
-        """A turn when nobody waits in `first`."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._taken and not self._first_waiting)
-            self._taken = True
-        yield from self._turn()
-
-    def _turn(self) -> Iterator[None]:
-        try:
+        """A turn as soon as the running one ends. For threads that nothing interrupts, one at a time."""
+        with self._first, self._turn:
             yield
-        finally:
-            with self._changed:
-                self._taken = False
-                self._changed.notify_all()
+
+    def others[T](self, work: Callable[[], T]) -> T:
+        """Do the work in a turn when nobody waits in `first`."""
+        with self._next:
+            with self._first:
+                pass
+            with self._turn:
+                return work()

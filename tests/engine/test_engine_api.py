@@ -2,12 +2,13 @@
 
 import copy
 import json
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,28 @@ def test_a_closed_engine_refuses(tiny_checkpoint: Path) -> None:
     engine.close()
     with pytest.raises(RequestError, match="the engine was closed"):
         engine.score(BODY)
+
+
+def _in_a_child(engine: Engine, send: Callable[[Any], None]) -> None:
+    try:
+        engine.score(BODY)
+    except RequestError as error:
+        send(error.code)
+    engine.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_process_is_told_that_it_has_no_engine(engine: Engine) -> None:
+    """Instead of waiting for a thread that only its parent has; also where its parent is in the middle of a turn."""
+    expected = scores(engine.score(BODY))
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=_in_a_child, args=(engine, sender.send))
+    engine._turns.others(child.start)
+    assert receiver.poll(30), "the child hangs"
+    assert receiver.recv() == "model_unavailable"
+    child.join(30)
+    assert child.exitcode == 0
+    assert scores(engine.score(BODY)) == expected
 
 
 def test_settings_are_those_of_the_server(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The thread that owns an engine in one's own process, with a stand-in engine."""
 
+import signal
 import threading
 import time
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from spinf_serve.engine_thread import EngineThread
 from spinf_serve.plan import Completion, ScorePlan, ScoreResult
 from spinf_serve.protocol.errors import RequestError
+from tests.support.interrupts import interrupted_everywhere
 
 
 def plan(number: int) -> ScorePlan:
@@ -88,9 +90,9 @@ def test_many_threads_get_their_own_results_and_share_passes() -> None:
     found: dict[int, Any] = {}
     engine.gate.clear()
     first = outcome(thread, 1, found)
-    until(lambda: not engine.has_work and thread._inbox.empty() and thread._futures)
+    until(lambda: not engine.has_work and thread._inbox.empty() and thread._answers)
     others = [outcome(thread, number, found) for number in range(2, 40)]
-    until(lambda: len(thread._futures) == 39)
+    until(lambda: len(thread._answers) == 39)
     engine.gate.set()
     for worker in [first, *others]:
         worker.join(10)
@@ -117,9 +119,9 @@ def test_a_failed_engine_answers_everyone_and_takes_no_more() -> None:
     engine.gate.clear()
     found: dict[int, Any] = {}
     workers = [outcome(thread, 666, found)]
-    until(lambda: thread._futures and thread._inbox.empty() and not engine.has_work)
+    until(lambda: thread._answers and thread._inbox.empty() and not engine.has_work)
     workers += [outcome(thread, number, found) for number in (1, 2)]
-    until(lambda: len(thread._futures) == 3)
+    until(lambda: len(thread._answers) == 3)
     engine.gate.set()
     for worker in workers:
         worker.join(10)
@@ -135,7 +137,7 @@ def test_close_fails_what_waits_and_may_be_called_twice() -> None:
     engine.gate.clear()
     found: dict[int, Any] = {}
     first = outcome(thread, 1, found)
-    until(lambda: thread._futures and thread._inbox.empty() and not engine.has_work)
+    until(lambda: thread._answers and thread._inbox.empty() and not engine.has_work)
     closer = threading.Thread(target=thread.close)
     closer.start()
     until(lambda: thread._refusal)
@@ -149,16 +151,35 @@ def test_close_fails_what_waits_and_may_be_called_twice() -> None:
     thread.close()
 
 
-def test_an_interrupted_caller_cancels_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_caller_cancels_its_plan() -> None:
     engine = FakeEngine()
     thread = EngineThread(engine)
-    with monkeypatch.context() as patch:
-        patch.setattr("spinf_serve.engine_thread.Future.result", lambda _self: (_ for _ in ()).throw(KeyboardInterrupt))
-        engine.gate.clear()
+    engine.gate.clear()
+    first = outcome(thread, 1, {})
+    until(lambda: thread._answers and thread._inbox.empty() and not engine.has_work)
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
         with pytest.raises(KeyboardInterrupt):
-            thread.run(plan(1))
+            thread.run(plan(2))
+    finally:
+        signal.signal(signal.SIGALRM, previous)
     engine.gate.set()
-    assert float(thread.run(plan(2)).logprobs[0]) == 2
-    assert engine.cancelled == [0]
-    assert not thread._futures
+    first.join(10)
+    assert float(thread.run(plan(3)).logprobs[0]) == 3
+    assert engine.cancelled == [1]
+    assert not thread._answers
+    thread.close()
+
+
+def test_the_thread_lives_on_wherever_a_caller_is_interrupted() -> None:
+    thread = EngineThread(FakeEngine())
+    found: dict[int, Any] = {}
+    interrupts = 0
+    for _interrupt in interrupted_everywhere(lambda: thread.run(plan(1))):
+        interrupts += 1
+        other = outcome(thread, interrupts, found)
+        other.join(10)
+        assert found == {number: float(number) for number in range(1, interrupts + 1)}
+    assert interrupts > 5
     thread.close()
