@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -18,7 +19,6 @@ from tests.support.server import (
     command_of,
     is_alive,
     is_zombie,
-    slow_body,
     stat_of,
     stopped,
     wait_for,
@@ -74,22 +74,6 @@ def test_request_that_loses_two_workers_fails_alone(server: ServerProcess) -> No
     assert bystander.result(60).status_code == 200
 
 
-def test_stopped_worker_counts_as_dead(server: ServerProcess) -> None:
-    """SIGSTOP: no heartbeat, so it is killed, and what it held is answered by another.
-
-    One at a time: a call that loses two workers fails by the rules, and how soon each is noticed is a matter of load.
-    """
-    for _ in range(2):
-        wait_workers(server, 2)
-        worker = server.children("preprocess")[0]
-        os.kill(worker, signal.SIGSTOP)
-        calls = [in_background(lambda: server.post(body_of())) for _ in range(4)]
-        assert [call.result(60).status_code for call in calls] == [200] * 4
-        replaced(server, "preprocess", {worker})
-        wait_for(lambda worker=worker: worker not in server.children("preprocess"), "the end of the stopped worker")
-    wait_workers(server, 2)
-
-
 def test_killed_frontend_comes_back_on_the_same_port(server: ServerProcess) -> None:
     """The engine and the workers go on, the drain state survives, a result without a caller is dropped and counted."""
     wait_workers(server, 2)
@@ -118,13 +102,6 @@ def test_killed_frontend_comes_back_on_the_same_port(server: ServerProcess) -> N
     assert [server.child("engine"), *server.children("preprocess")] == others
 
 
-def test_stopped_frontend_counts_as_dead(server: ServerProcess) -> None:
-    frontend = server.child("frontend")
-    os.kill(frontend, signal.SIGSTOP)
-    replaced(server, "frontend", {frontend})
-    server.wait_ready()
-
-
 def test_frontend_killed_again_and_again_comes_back(server: ServerProcess) -> None:
     for _ in range(3):
         frontend = server.child("frontend")
@@ -135,40 +112,54 @@ def test_frontend_killed_again_and_again_comes_back(server: ServerProcess) -> No
     assert server.post(body_of()).status_code == 200
 
 
-def test_client_that_leaves_costs_no_pass(server: ServerProcess) -> None:
-    """What it had queued is cancelled, in the engine too, and its place is free again."""
-    server.wait_ready()
-    wait_workers(server, 2)
-    packed = server.metric("spinf_tokens_total", kind="packed")
-    assert server.post(body_of()).status_code == 200
-    one_call = server.metric("spinf_tokens_total", kind="packed") - packed
-    ran = settled_tokens(server)
-    go_on = hold_engine(server)
-    try:
+HELD = """
+import pathlib, time
+import workers.engine.engine as module
+kept_submit, kept_step = module.ScoringEngine.submit, module.ScoringEngine.step
+came = []
+def submit(self, key, plan):
+    kept_submit(self, key, plan)
+    came.append(key)
+    pathlib.Path(CAME).write_text(str(len(came)))
+def step(self, arrivals):
+    while pathlib.Path(HOLD).exists():
+        arrivals()
+        time.sleep(0.005)
+    return kept_step(self, arrivals)
+module.ScoringEngine.submit, module.ScoringEngine.step = submit, step
+"""
+
+
+def test_client_that_leaves_costs_no_pass(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """What it had queued is cancelled, in the engine too, and its place is free again.
+
+    The engine is held in the pass of a first call, and a last one comes after all who leave: with one worker, in this
+    order everywhere.
+    """
+    hold, came = tmp_path / "hold", tmp_path / "came"
+    code = HELD.replace("HOLD", repr(str(hold))).replace("CAME", repr(str(came)))
+    env = light(tmp_path / "plant", engine=code)
+    with ServerProcess(tiny_checkpoint, tmp_path, workers=1, env=env) as server:
+        hold.touch()
+        first = in_background(lambda: server.post(body_of()))
+        wait_in_flight(server, 1)
         for _ in range(7):  # more than fit at once: each must give its place back
             content = json.dumps(body_of()).encode()
             with socket.create_connection(("127.0.0.1", server.port)) as caller:
                 caller.sendall(
-                    b"POST /v1/score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer trusted\r\n"
-                    b"Content-Length: %d\r\n\r\n%s" % (len(content), content)
+                    b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(content) + content
                 )
-                wait_in_flight(server, 1)
-            wait_in_flight(server, 0)
-    finally:
-        go_on()
-    assert server.post(body_of()).status_code == 200
-    assert settled_tokens(server) == ran + one_call, "the engine ran more than the answered call"
-    wait_for(lambda: "status=499" in server.log, "the line of the call whose caller left")
-
-
-def settled_tokens(server: ServerProcess) -> float:
-    """Tokens that the engine ran in passes, once its reports say the same for a while."""
-    last, since = -1.0, time.monotonic()
-    while time.monotonic() - since < 1.0:
-        if (now := server.metric("spinf_pass_tokens_sum")) != last:
-            last, since = now, time.monotonic()
-        time.sleep(0.05)
-    return last
+                wait_in_flight(server, 2)
+            wait_in_flight(server, 1)
+        last = in_background(lambda: server.post(body_of()))
+        wait_for(lambda: came.exists() and came.read_text() == "9", "the last call in the engine")
+        hold.unlink()
+        assert [call.result(60).status_code for call in (first, last)] == [200] * 2
+        answered = server.metric("spinf_tokens_total", kind="packed")
+        assert answered > 0
+        wait_for(lambda: server.metric("spinf_pass_tokens_sum") >= answered, "the engine's reports")
+        assert server.metric("spinf_pass_tokens_sum") == answered, "the engine ran more than the answered calls"
+        wait_for(lambda: "status=499" in server.log, "the line of the calls whose callers left")
 
 
 def test_killed_engine_fails_what_it_held_and_comes_back(server: ServerProcess) -> None:
@@ -198,15 +189,46 @@ def test_killed_engine_fails_what_it_held_and_comes_back(server: ServerProcess) 
     assert server.metric("spinf_engine_restarts_total") == 1
 
 
-@pytest.mark.slow
-def test_stopped_engine_counts_as_dead(server: ServerProcess) -> None:
-    """No heartbeat for 10 s: the call gets its 503, the engine is replaced."""
-    engine = server.child("engine")
+@pytest.fixture(scope="module")
+def impatient(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One that takes a silence of two seconds for death."""
+    soon = "import spinf_serve.supervisor.process as module\nmodule.SILENCE_S = dict.fromkeys(module.SILENCE_S, 2.0)"
+    folder = tmp_path_factory.mktemp("impatient")
+    with ServerProcess(tiny_checkpoint, folder, env=light(folder / "plant", supervisor=soon)) as running:
+        yield running
+
+
+def test_stopped_worker_counts_as_dead(impatient: ServerProcess) -> None:
+    """SIGSTOP: no heartbeat, so it is killed, and what it held is answered by another.
+
+    One at a time: a call that loses two workers fails by the rules, and how soon each is noticed is a matter of load.
+    """
+    for _ in range(2):
+        wait_workers(impatient, 2)
+        worker = impatient.children("preprocess")[0]
+        os.kill(worker, signal.SIGSTOP)
+        calls = [in_background(lambda: impatient.post(body_of())) for _ in range(4)]
+        assert [call.result(60).status_code for call in calls] == [200] * 4
+        replaced(impatient, "preprocess", {worker})
+        wait_for(lambda worker=worker: worker not in impatient.children("preprocess"), "the end of the stopped worker")
+    wait_workers(impatient, 2)
+
+
+def test_stopped_frontend_counts_as_dead(impatient: ServerProcess) -> None:
+    frontend = impatient.child("frontend")
+    os.kill(frontend, signal.SIGSTOP)
+    replaced(impatient, "frontend", {frontend})
+    impatient.wait_ready()
+
+
+def test_stopped_engine_counts_as_dead(impatient: ServerProcess) -> None:
+    """No heartbeat: the call gets its 503, the engine is replaced."""
+    engine = impatient.child("engine")
     os.kill(engine, signal.SIGSTOP)
-    answer = server.post(body_of())
+    answer = impatient.post(body_of())
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_unavailable")
-    replaced(server, "engine", {engine})
-    server.wait_ready()
+    replaced(impatient, "engine", {engine})
+    impatient.wait_ready()
 
 
 def test_third_engine_crash_ends_the_server(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -249,15 +271,27 @@ def test_children_die_with_a_killed_supervisor(tiny_checkpoint: Path, tmp_path: 
 
 def test_pass_over_the_watchdog_restarts_the_engine(tiny_checkpoint: Path, tmp_path: Path) -> None:
     """A pass that runs too long: its calls get 503, the engine is killed and replaced, the server goes on."""
-    with ServerProcess(
-        tiny_checkpoint, tmp_path, "--watchdog", "0.05", "--token-budget", "16384", "--warmup", "none"
-    ) as server:
+    code = """
+import pathlib, time
+import workers.engine.engine as module
+kept = module.ScoringEngine.step
+def step(self, arrivals):
+    while pathlib.Path(FLAG).exists():
+        time.sleep(0.01)
+    return kept(self, arrivals)
+module.ScoringEngine.step = step
+""".replace("FLAG", repr(str(tmp_path / "flag")))
+    env = light(tmp_path / "plant", engine=code)
+    with ServerProcess(tiny_checkpoint, tmp_path, "--watchdog", "1", env=env) as server:
         engine = server.child("engine")
-        answer = server.post(slow_body(prompts=400, tokens=200))
+        (tmp_path / "flag").touch()
+        answer = server.post(body_of())
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_unavailable")
+        (tmp_path / "flag").unlink()
         replaced(server, "engine", {engine})
         assert "stuck in one step" in server.log
         server.wait_ready()
+        assert server.post(body_of()).status_code == 200
 
 
 def test_model_that_cannot_be_loaded_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -131,9 +131,18 @@ def test_another_protocol_version_is_refused(tiny_checkpoint: Path, tmp_path: Pa
         )
 
 
+SOON = """
+import spinf_serve.supervisor.restarts as module
+kept = module.Replacements.__init__
+def soon(self, limit, first_s, most_s, **more):
+    kept(self, limit, first_s / 10, most_s / 10, **more)
+module.Replacements.__init__ = soon
+"""
+
+
 def test_workers_that_never_come_up_end_the_start(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    """A crash loop ends in a decided way: growing waits, then exit code 1, nothing left."""
-    env = light(tmp_path / "plant", frontend="import os\nos._exit(9)")
+    """A crash loop ends in a decided way: growing waits (here a tenth of them), then exit code 1, nothing left."""
+    env = light(tmp_path / "plant", frontend="import os\nos._exit(9)", supervisor=SOON)
     with ServerProcess(tiny_checkpoint, tmp_path, ready=False, env=env) as server:
         children = server.children()
         assert server.wait(60) == 1

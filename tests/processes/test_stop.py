@@ -22,7 +22,7 @@ def wait_stopping(server: ServerProcess) -> None:
 
 def test_signal_under_load_loses_no_accepted_request(tiny_checkpoint: Path, tmp_path: Path) -> None:
     """SIGTERM with a full server and clients knocking: every call that was taken gets its scores, exit code 0."""
-    with ServerProcess(tiny_checkpoint, tmp_path, "--queue", "7") as server:
+    with ServerProcess(tiny_checkpoint, tmp_path, "--queue", "7", env=light(tmp_path / "plant")) as server:
         children = server.children()
         go_on = hold_engine(server)
         calls = [in_background(lambda: server.post(body_of())) for _ in range(8)]
@@ -47,7 +47,7 @@ def test_signal_under_load_loses_no_accepted_request(tiny_checkpoint: Path, tmp_
 
 def test_signal_while_clients_keep_coming(tiny_checkpoint: Path, tmp_path: Path) -> None:
     """Whoever gets an answer gets a whole one: 200, 429 or 503; afterwards nobody listens."""
-    with ServerProcess(tiny_checkpoint, tmp_path) as server:
+    with ServerProcess(tiny_checkpoint, tmp_path, env=light(tmp_path / "plant")) as server:
         seen: Counter[str] = Counter()
 
         def knock() -> None:

@@ -4,23 +4,25 @@ import json
 import logging
 import os
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from spinf_serve import logs
 from spinf_serve.refusal import StartRefused
-from spinf_serve.supervisor import rundir
+from spinf_serve.supervisor import process, rundir
 from spinf_serve.supervisor.listen import PortTaken, listen, url_of
-from spinf_serve.supervisor.process import child_environment, death_of
+from spinf_serve.supervisor.process import Process, child_environment, death_of
 from spinf_serve.supervisor.restarts import CrashWindow, Replacements
 from spinf_serve.supervisor.rundir import RunDir, clean_stale, owner_pid, start_time
 
 
-def test_run_dir_is_private_and_removed(tmp_path: Path) -> None:
-    made = RunDir.create(str(tmp_path / "new" / "folder"))
+def test_run_dir_is_private_and_removed(socket_dir: Path) -> None:
+    made = RunDir.create(str(socket_dir / "new" / "folder"))
     assert made.path.stat().st_mode & 0o777 == 0o700
     assert owner_pid(made.path) == os.getpid()
     assert Path(made.control).parent == made.path
@@ -28,9 +30,9 @@ def test_run_dir_is_private_and_removed(tmp_path: Path) -> None:
     assert not made.path.exists()
 
 
-def test_run_dirs_of_living_supervisors_stay(tmp_path: Path) -> None:
-    first = RunDir.create(str(tmp_path))
-    second = RunDir.create(str(tmp_path))
+def test_run_dirs_of_living_supervisors_stay(socket_dir: Path) -> None:
+    first = RunDir.create(str(socket_dir))
+    second = RunDir.create(str(socket_dir))
     assert first.path.exists()
     first.remove()
     second.remove()
@@ -148,6 +150,20 @@ def test_children_get_no_settings_from_the_environment(monkeypatch: pytest.Monke
     environment = child_environment()
     assert "SPINF_TOKEN" not in environment
     assert environment["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+@pytest.mark.parametrize(("role", "seconds"), [("frontend", 5.0), ("preprocess", 5.0), ("engine", 10.0)])
+def test_how_long_a_child_may_be_silent(monkeypatch: pytest.MonkeyPatch, role: str, seconds: float) -> None:
+    monkeypatch.setattr(process, "Outbox", Mock())
+    monkeypatch.setattr(subprocess, "Popen", Mock())
+    child = Process(role, Mock(), now=0.0)
+    child.hello("ipc://x", 1.0)
+    child.became_ready(2.0)
+    child.beat(0.0, 3.0)
+    assert child.overdue(3.0 + seconds, watchdog_s=0.0) is None
+    assert child.overdue(3.1 + seconds, watchdog_s=0.0) == f"no heartbeat for {seconds:.0f} s"
+    child.forgive(0.2)
+    assert child.overdue(3.1 + seconds, watchdog_s=0.0) is None
 
 
 def test_deaths_have_names() -> None:

@@ -14,11 +14,12 @@ sys.modules["workers.engine.engine"] = workers.engine.engine = tests.support.lig
 
 
 def planted(folder: Path, **code_of_role: str) -> dict[str, str]:
-    """Environment in which every process of a role runs `code` at its start, before its own."""
+    """Environment in which every process of a role (one of the workers', or supervisor) runs `code` before its own."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = ["import sys"]
     for role, code in code_of_role.items():
-        lines += [f'if "workers.{role}" in sys.orig_argv:', *(f"    {line}" for line in code.strip().splitlines())]
+        word = "serve" if role == "supervisor" else f"workers.{role}"
+        lines += [f'if "{word}" in sys.orig_argv:', *(f"    {line}" for line in code.strip().splitlines())]
     (folder / "sitecustomize.py").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return {"PYTHONPATH": f"{folder}:{ROOT}"}
 
