@@ -107,9 +107,14 @@ def test_rejected_is_for_trusted_callers(closed_server: ServerProcess) -> None:
 def test_v0_is_for_trusted_callers(
     closed_server: ServerProcess, open_server: ServerProcess, method: str, path: str
 ) -> None:
-    assert closed_server.client.request(method, path, headers=ACCESS).status_code == 401
-    assert open_server.client.request(method, path).status_code == 401, "nobody is trusted on an open server"
-    assert open_server.client.request(method, path, headers=TRUSTED).status_code == 401
+    plain = closed_server.client.request(method, path, headers=ACCESS)
+    assert plain.status_code == 401
+    assert "trusted token" in plain.json()["error"]["message"]
+    assert "valid token" in closed_server.client.request(method, path).json()["error"]["message"]
+    for headers in ({}, TRUSTED):
+        nobody = open_server.client.request(method, path, headers=headers)
+        assert nobody.status_code == 401, "nobody is trusted on an open server"
+        assert "a server without a token has none" in nobody.json()["error"]["message"]
 
 
 def test_info(closed_server: ServerProcess) -> None:

@@ -77,7 +77,7 @@ class Gate:
 
     def _check(self, method: str, path: str, route: Route | None, call: Call) -> None:
         if not self._admits(path, route, call):
-            raise RequestError("invalid_token", "this call needs a valid token: Authorization: Bearer <token>")
+            raise RequestError("invalid_token", self._missing(call))
         if route is None:
             raise RequestError("not_found", "no such path")
         if method not in route.methods:
@@ -89,6 +89,14 @@ class Gate:
         if path.startswith(TRUSTED_PREFIX):
             return call.caller.trusted
         return call.caller.access
+
+    def _missing(self, call: Call) -> str:
+        """What a call that is not admitted lacks. Who may call /v1 is told that /v0 wants more."""
+        if self._auth.open:
+            return "this call is for trusted callers alone, and a server without a token has none"
+        if call.caller.access:
+            return "this call needs the trusted token: Authorization: Bearer <trusted token>"
+        return "this call needs a valid token: Authorization: Bearer <token>"
 
     async def _refuse(self, error: RequestError, call: Call, answer: "_Answer", scope: Scope) -> None:
         if answer.started:
