@@ -50,6 +50,13 @@ FAMILIES: dict[str, Family] = {
 SERVED_FAMILIES = tuple(name for name, family in FAMILIES.items() if family.schemes)
 
 
+def family_refusal(model: str, family: str) -> str | None:
+    """Why a model of this family cannot be run by this version, or None."""
+    if family in SERVED_FAMILIES:
+        return None
+    return f"model {model}: its family {family} is not supported yet (supported: {', '.join(SERVED_FAMILIES)})"
+
+
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -265,7 +272,7 @@ class Catalog:
         if not _HUB_REPO.fullmatch(model):
             raise ManifestError(
                 f"unknown model {model!r}: neither a directory nor a known name "
-                f"({', '.join(sorted(manifest.id for manifest in self.manifests))})"
+                f"({'; '.join(sorted(' or '.join((m.id, *m.aliases)) for m in self.manifests))})"
             )
         if directory is None:
             found = head(model)

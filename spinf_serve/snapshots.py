@@ -23,9 +23,9 @@ from spinf_serve.hub.cache import revision_of
 from spinf_serve.hub.resolve import snapshot
 from spinf_serve.manifests import (
     CAPABILITIES,
-    SERVED_FAMILIES,
     ModelChoice,
     family_of,
+    family_refusal,
     read_model_config,
     user_path,
 )
@@ -86,9 +86,8 @@ def _hub_snapshot(choice: ModelChoice, progress: Progress) -> tuple[Path, str]:
     source = manifest.source
     if source is None or source.repo is None or source.revision is None:
         raise SnapshotError(f"no weights of {manifest.id} are published: give a local snapshot with --model-dir DIR")
-    if manifest.family not in SERVED_FAMILIES:
-        supported = ", ".join(SERVED_FAMILIES)
-        raise SnapshotError(f"the family {manifest.family} of {manifest.id} is not supported yet ({supported} are)")
+    if reason := family_refusal(manifest.id, manifest.family):
+        raise SnapshotError(reason)
     directory = snapshot(source.repo, source.revision, lambda found: _check_family(choice, found), progress)
     return directory, source.revision
 

@@ -12,7 +12,15 @@ from spinf_serve.cli.options import EXIT_FAILURE, fail
 from spinf_serve.cli.weights import need_engine
 from spinf_serve.gpus import machine_refusal
 from spinf_serve.hub import cache, client
-from spinf_serve.manifests import DEFAULT_MODEL, FAMILIES, Catalog, family_of, read_model_config, user_path
+from spinf_serve.manifests import (
+    DEFAULT_MODEL,
+    FAMILIES,
+    Catalog,
+    family_of,
+    family_refusal,
+    read_model_config,
+    user_path,
+)
 from spinf_serve.refusal import StartRefused
 from spinf_serve.settings import SETTINGS
 from spinf_serve.settings.layers import checked
@@ -53,6 +61,8 @@ def config_directory(model: str) -> Path:
     source = choice.manifest.source
     if choice.directory is not None:
         return choice.directory
+    if reason := family_refusal(model, choice.manifest.family):
+        raise StartRefused(reason)
     if source is None or source.repo is None or source.revision is None:
         return Path(snapshots.resolve(choice, _say).snapshot_dir)
     directory = client.snapshot_dir(source.repo, source.revision)

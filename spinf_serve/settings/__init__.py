@@ -13,10 +13,9 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from spinf_serve.config import EngineConfig, FrontendConfig, Limits, PreprocessConfig, ServedModel
 from spinf_serve.manifests import (
-    FAMILIES,
-    SERVED_FAMILIES,
     Catalog,
     ModelChoice,
+    family_refusal,
     read_model_config,
     trained_positions,
 )
@@ -98,11 +97,8 @@ class Settings(Declarations):
     def refusals(self) -> list[str]:
         """Why these settings cannot be started with, one sentence each; empty when they can."""
         manifest = self.choice().manifest
-        if not FAMILIES[manifest.family].schemes:
-            return [
-                f"model {self.model}: its family {manifest.family} is not supported yet (supported: "
-                f"{', '.join(SERVED_FAMILIES)}; to try the server: spinf-serve serve demo --device cpu)"
-            ]
+        if reason := family_refusal(self.model, manifest.family):
+            return [f"{reason}; to try the server: spinf-serve serve demo --device cpu"]
         schemes = manifest.schemes(self.device)
         if self.quant not in ("auto", *schemes):
             return [f"--quant {self.quant}: not available on {self.device}; available: {', '.join(schemes)} (or auto)"]

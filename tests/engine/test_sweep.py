@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from spinf_serve import gpus
 from spinf_serve.cli import app
+from spinf_serve.hub import client
 from tests.engine.support import summed
 from workers.engine import sweep
 from workers.engine.kernels.products import RowRule
@@ -226,6 +227,13 @@ def test_what_cannot_be_checked_is_refused(
     assert result.exit_code == 1
     assert reason in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_family_that_is_not_served_is_refused_before_the_hub_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "fetch", None)
+    result = invoke("spinf/qwen3.8-27b-int4", "--device", "cpu")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("spinf-serve: model spinf/qwen3.8-27b-int4: its family qwen35 is not supported yet")
 
 
 def test_a_config_that_is_not_served_is_refused(tmp_path: Path) -> None:

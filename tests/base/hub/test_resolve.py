@@ -80,7 +80,7 @@ def test_what_is_passed_over_is_logged(
 
 def test_a_family_that_is_not_served_costs_no_request(hub: FakeHub, manifests: Path) -> None:
     (manifests / "tiny.toml").write_text(MANIFEST.replace("FAMILY", "qwen35"))
-    with pytest.raises(StartRefused, match="family qwen35 of test/tiny is not supported"):
+    with pytest.raises(StartRefused, match="model test/tiny: its family qwen35 is not supported"):
         served()
     assert "family qwen35 is not supported yet" in Settings.load({"model": "tiny", "device": "cpu"}).refusals()[0]
     assert hub.seen == []
