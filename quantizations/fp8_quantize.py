@@ -2,8 +2,9 @@
 
     python quantizations/fp8_quantize.py quantizations/NAME SRC DST --calibration calibration.json
 
-SRC is the snapshot that the recipe names, calibration.json comes from `spinf-serve calibrate SRC`. The recipe pins
-what may go in and the folder's README.md becomes the card; the work is that of `spinf-serve quantize`.
+SRC is the snapshot that the recipe names, calibration.json comes from `spinf-serve calibrate SRC`. A recipe with a
+revision takes no other source; one without takes your word for it, and the result says what it was made of. The
+folder's README.md becomes the card; the work is that of `spinf-serve quantize`.
 """
 
 import argparse

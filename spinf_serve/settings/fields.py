@@ -171,8 +171,8 @@ class Declarations(BaseSettings):
     )
     max_options: Annotated[Count, In("limits", "options of one query")] = _limit("max_options")
     max_option_tokens: Annotated[Count, In("limits", "tokens of one option")] = _limit("max_option_tokens")
-    max_frames: Annotated[Count, In("limits", "video frames per request")] = _limit("max_frames")
-    max_audio_seconds: Annotated[Count, In("limits", "seconds of audio per request")] = _limit("max_audio_seconds")
+    max_frames: Annotated[Count, In("limits", "video frames of one input")] = _limit("max_frames")
+    max_audio_seconds: Annotated[Count, In("limits", "seconds of audio of one input")] = _limit("max_audio_seconds")
     max_image_pixels: Annotated[Count, In("limits", "pixels of one image")] = _limit("max_image_pixels")
 
     config: Annotated[Path | None, In(None, "TOML file with settings")] = None
