@@ -107,6 +107,19 @@ def test_another_tree_full_of_nan_touches_nothing() -> None:
     assert same_bits(out[:43], expected)
 
 
+@interpreted
+def test_scores_that_are_all_infinite_show() -> None:
+    """Every weight of such a row is zero, as those of padding are; but padding is zeros, and the row no number."""
+    case = make_case(branches(3, [2]), d=16, kv_heads=1, group=1)
+    x = heads(case)
+    x.q.fill_(1.0)
+    x.k.fill_(float("-inf"))
+    out = attend(case.segments, x, None)
+    assert isinstance(out, Tensor)
+    assert out[:5].isnan().all()
+    assert (out[5:] == 0).all()
+
+
 def seen_keys(plan: TilePlan, block: int, window: int | None) -> dict[int, list[tuple[int, int]]]:
     """Per row the (path position, key row) that the kernel sees, in its order."""
     out: dict[int, list[tuple[int, int]]] = {}
