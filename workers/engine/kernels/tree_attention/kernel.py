@@ -46,9 +46,14 @@ class TileShape:
 
 
 def tile_shape(head_dim: int, group: int) -> TileShape:
-    """The tile of a head dimension: the accumulator [BM, D] must fit the registers, the keys the shared memory."""
+    """The tile of a head dimension: the accumulator [BM, D] must fit the registers, the keys the shared memory.
+
+    ValueError for heads that no tile is made for.
+    """
     if group > 64:
         raise ValueError(f"{group} query heads on one key/value head: at most 64 are supported")
+    if head_dim > 512:
+        raise ValueError(f"heads of size {head_dim}: at most 512 is supported")
     # Above 256 columns two programs share a result, and both compute the weights: one of so few rows would do it twice
     # as well, once for each half of its warps.
     if head_dim > 256:
@@ -153,7 +158,9 @@ def _tree_attention_kernel(
         depth = tl.load(p_depths + span, mask=of_span, other=0)
         slot = tl.load(p_slots + span * TM + token, mask=(token >= 0) & of_span, other=0).to(tl.int32)
 
-    out = tl.where(total[:, None] == 0.0, 0.0, acc / total[:, None])  # padding sees no key
+    # Padding sees no key. A row whose scores are all -∞ saw some: its zero weights make NaN, which must stay visible.
+    padding = (limit == 0) & (offset < 0)
+    out = tl.where(padding[:, None], 0.0, acc / total[:, None])
     o_out = at[:, None] + o_v[None, :]
     keep = live[:, None] & (o_v < D)[None, :]
     if KIND == "fp8_static":
