@@ -1,5 +1,6 @@
 """Start checks and the choice of the scheme, on made-up cards; and the way of a GPU's load, on the CPU."""
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from spinf_serve.gpus import Driver
 from tests.engine.fakes import FakeAllocator
 from tests.engine.quant.support import bf16_checkpoint, exported, scheme_model, write_calibration
 from tests.engine.support import engine_config, make_plan, random_jobs, score
-from workers.engine import device, fingerprint, load
+from workers.engine import device, fingerprint, load, sweep
 from workers.engine.compiles import CompileCounter
 from workers.engine.device import Card, check_driver, check_memory, check_triton, choose_scheme, pass_bytes
 from workers.engine.engine import ScoringEngine
@@ -234,6 +235,53 @@ def test_memory_is_asked_for_before_the_weights_are_read(
         loaded(quant="bf16")
 
 
+def config_with(snapshot: Path, directory: Path, **sizes: int) -> Path:
+    """A snapshot of config.json alone, with other sizes."""
+    directory.mkdir(exist_ok=True)
+    config = json.loads((snapshot / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | sizes))
+    return directory
+
+
+FP8_SIZES = r"a product of \d+ by \d+, and fp8\w* needs multiples of 16: choose --quant w8a16, w8a8 or bf16"
+
+
+@pytest.mark.parametrize(
+    ("quant", "sizes", "reason"),
+    [
+        ("fp8row", {"intermediate_size": 104}, FP8_SIZES),
+        ("fp8", {"hidden_size": 72}, FP8_SIZES),
+        ("fp8s", {"head_dim": 22}, FP8_SIZES),
+        ("w8a8", {"intermediate_size": (1 << 17) + 2}, "sums 131074 products, and w8a8 at most 131072"),
+        ("bf16", {"head_dim": 514}, "heads of size 514: at most 512 is supported on a GPU"),
+        ("w8a16", {"num_attention_heads": 65, "num_key_value_heads": 1}, "65 query heads on one .* on a GPU"),
+    ],
+)
+def test_sizes_without_a_kernel_are_refused_before_memory_is_taken(
+    loaded: Callable[..., ScoringEngine],
+    card: CpuCard,
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    quant: str,
+    sizes: dict[str, int],
+    reason: str,
+) -> None:
+    """The first pass would find out otherwise, and the supervisor would start the engine again and again."""
+    pytest.importorskip("triton")
+    snapshot = config_with(checkpoint, tmp_path / "odd", **sizes)
+    monkeypatch.setattr(load, "check_sizes", lambda *_arguments: None)
+    monkeypatch.setattr(load, "materialize", lambda *_arguments: pytest.fail("too late"))
+    if quant == "fp8s":
+        monkeypatch.setattr(load.Scales, "of", lambda _directory: load.Scales(stored=True))
+    with pytest.raises(LoadError, match=reason) as refused:
+        loaded(snapshot, quant=quant)
+    assert "\n" not in str(refused.value)
+    monkeypatch.setattr(sweep, "open_card", lambda _device: card)
+    with pytest.raises(LoadError, match=reason):
+        sweep.selfcheck(snapshot, "cuda:0", quant, 64)
+
+
 def test_the_fingerprint_names_scheme_card_and_kernels(
     loaded: Callable[..., ScoringEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +295,31 @@ def test_the_fingerprint_names_scheme_card_and_kernels(
         monkeypatch.setattr(load, "open_card", lambda _device, other=other: other)
         assert loaded(quant="bf16").info.fingerprint not in seen
     monkeypatch.undo()
+
+
+def test_what_compiles_or_computes_otherwise_is_in_the_fingerprint(
+    loaded: Callable[..., ScoringEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in fingerprint.SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    seen = {loaded(quant="fp8row").info.fingerprint}
+    for name in fingerprint.SETTINGS:
+        with monkeypatch.context() as within:
+            within.setenv(name, "0")
+            seen.add(loaded(quant="fp8row").info.fingerprint)
+    assert len(seen) == 1 + len(fingerprint.SETTINGS)
+    with monkeypatch.context() as within:
+        within.setenv("TRITON_CACHE_DIR", "/elsewhere")  # where things lie changes no score
+        assert loaded(quant="fp8row").info.fingerprint in seen
+    installed = fingerprint.metadata.version
+    for package in ("nvidia-cublas", "triton"):
+        with monkeypatch.context() as within:
+            within.setattr(
+                fingerprint.metadata,
+                "version",
+                lambda name, package=package: "99.0" if name == package else installed(name),
+            )
+            assert loaded(quant="fp8row").info.fingerprint not in seen, package
 
 
 def test_the_sources_of_the_ops_are_in_the_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

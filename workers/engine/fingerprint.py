@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Mapping
 from importlib import metadata
@@ -16,6 +17,23 @@ from workers.engine.device import Card
 from workers.engine.kernels.lm_head.cpu import VOCAB_CHUNK
 from workers.engine.kernels.products import RowRule
 from workers.engine.kernels.tree_attention.groups import BLOCK
+
+SETTINGS = (
+    "CUBLASLT_WORKSPACE_SIZE",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "DISABLE_LLVM_OPT",
+    "DISABLE_PTXAS_OPT",
+    "PTXAS_OPTIONS",
+    "TORCH_CUBLASLT_UNIFIED_WORKSPACE",
+    "TRITON_DEFAULT_FP_FUSION",
+    "TRITON_KERNEL_OVERRIDE",
+    "TRITON_LIBDEVICE_PATH",
+    "TRITON_OVERRIDE_ARCH",
+    "TRITON_PTXAS_BLACKWELL_PATH",
+    "TRITON_PTXAS_PATH",
+)
+"""Of the environment: what makes Triton compile other arithmetic (multiply-adds that are fused or not), and what the
+library may choose other products by. Not what says where things are kept, or what is printed."""
 
 
 def cpu_name() -> str:
@@ -64,11 +82,23 @@ def cuda_facts(model: ServedModel, scheme: str, card: Card, calibration: str | N
         "kernels": kernel_sources(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
+        "cublas": _cublas_version(),
         "triton": metadata.version("triton"),
+        "settings": " ".join(f"{name}={os.environ[name]}" for name in SETTINGS if name in os.environ),
         "gpu": card.name,
         "compute_capability": f"{card.capability[0]}.{card.capability[1]}",
         "processors": card.processors,
     }
+
+
+def _cublas_version() -> str | None:
+    """Of the package whose fp8 products run; pip replaces it without torch. None where torch brings its own."""
+    for name in ("nvidia-cublas", "nvidia-cublas-cu12"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
 
 
 def kernel_sources() -> str:

@@ -34,7 +34,7 @@ from workers.engine.quant.compressed_tensors import Fp8Static
 from workers.engine.runner import Runner
 from workers.engine.schemes import check_input_scales, set_input_scales, use_scheme
 from workers.engine.selfcheck import verify_invariance
-from workers.engine.sizes import check_sizes
+from workers.engine.sizes import check_gpu_sizes, check_sizes
 from workers.engine.weights import load_weights
 
 log = logging.getLogger(__name__)
@@ -114,6 +114,7 @@ def _load_cuda(config: EngineConfig, report: Report | None) -> Loaded:
     if report is not None:
         report(f"loading in {scheme} on {card.name}")
     model = empty_model(facts, scheme)
+    check_gpu_sizes(facts, model, scheme)
     check_memory(card, weight_bytes(model), _pass_bytes(facts, config.token_budget))
     memory = Memory(CudaAllocator(card.device))
     memory.loading()

@@ -43,6 +43,7 @@ from workers.engine.selfcheck import (
     linear_is_invariant,
     verify_invariance,
 )
+from workers.engine.sizes import check_gpu_sizes
 from workers.engine.warmup import warmup_plan
 
 TILE = 128
@@ -416,5 +417,6 @@ def selfcheck(config_dir: Path, device: str, quant: str, rows: int) -> Check:
     scheme = choose_scheme(
         quant, card, has_scales=has_scales or quant == "fp8s", bf16_bytes=weight_bytes(empty_model(facts, "bf16"))
     )
+    check_gpu_sizes(facts, empty_model(facts, scheme), scheme)
     name = f"{card.capability[0]}.{card.capability[1]}"
     return Check(scheme, card.name, name, Sweep(facts, scheme, card.device, rows, RowRule()).findings())
