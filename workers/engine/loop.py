@@ -74,6 +74,7 @@ class Post:
                 os.eventfd_read(self._wake_fd)
             self._receive()
             self._deliver()
+        self._deliver()  # what was queued between the last look and the close
         for outbox in self._outboxes.values():
             outbox.close(linger_s=0.5)
         os.close(self._wake_fd)
