@@ -29,6 +29,7 @@ class StandIn(BaseHTTPRequestHandler):
     """Answers as vLLM does: ` yes` is among the top tokens; of ` never` the first token is, and for the sea alone."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     bodies: list[dict[str, Any]]
     status = 200
 

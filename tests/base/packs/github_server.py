@@ -60,6 +60,7 @@ def hub_server(**facts: Any) -> Iterator[Hub]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
 
         def do_GET(self) -> None:
             hub.asked.append((self.path, self.headers.get("Authorization")))
