@@ -16,6 +16,7 @@ class RawConnection:
 
     def __init__(self, port: int, timeout: float = 30.0) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=timeout)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is sent in pieces travels in pieces
         self._file = self._socket.makefile("rb")
 
     def __enter__(self) -> "RawConnection":
