@@ -120,7 +120,9 @@ def refusal(device: str, driver: Driver, built_for: tuple[int, int] | None) -> s
 
 def compiler_refusal() -> str | None:
     """Why Triton cannot build the launchers of its kernels, in one sentence; None where a trial succeeds."""
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    compiler = os.environ.get("CC", shutil.which("gcc") or shutil.which("clang"))
+    if compiler == "":
+        return "CC is set but empty, and Triton takes it for the C compiler: unset it"
     if compiler is None:
         return f"no C compiler is found (gcc, clang, or CC), which Triton needs: install {_PACKAGES}"
     with tempfile.TemporaryDirectory() as folder:

@@ -101,6 +101,12 @@ def test_a_compiler_that_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert compiler_refusal() is None
 
 
+def test_an_empty_cc_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton reads it as a compiler without a name, and the first kernel would fail."""
+    monkeypatch.setenv("CC", "")
+    assert compiler_refusal() == "CC is set but empty, and Triton takes it for the C compiler: unset it"
+
+
 def test_no_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
