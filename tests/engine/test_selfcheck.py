@@ -1,5 +1,8 @@
 """The start-up check: it passes on this machine, sees a library that fails, and the fixed rule it then picks works."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,20 @@ def check() -> tuple[RowRule, bool]:
 
 def test_this_machine_needs_no_fixed_pieces() -> None:
     assert check() == (RowRule(), True)
+
+
+def test_nor_do_the_shapes_of_the_demo() -> None:
+    """A long sum, which the library may cut in ways that depend on rows and threads."""
+    assert selfcheck.linear_is_invariant(2048, 640, RowRule())
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch has another library for its products here")
+def test_nor_does_an_older_processor() -> None:
+    """MKL with the instructions of one without AVX-512."""
+    code = f"import workers.engine.selfcheck as s; print(s.verify_invariance({SHAPES}, 64, [16]))"
+    environment = os.environ | {"MKL_ENABLE_INSTRUCTIONS": "AVX2", "OMP_NUM_THREADS": "2"}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == str((RowRule(), True)), run.stderr
 
 
 def by_row_count(plain: Into, limit: int) -> Into:

@@ -6,3 +6,7 @@ import os
 # ten times slower where other processes (the preprocess pool, on a small host) want the same cores. The OpenMP library
 # reads this as it loads; who has the machine alone sets it to ACTIVE.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# MKL otherwise sums float32 products in orders that depend on the number of rows, on the threads and even on where a
+# matrix lies in memory, on some processors and for some shapes. Strict products are as fast. Read with its first one.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")

@@ -61,6 +61,7 @@ def score_facts(model: ServedModel, scheme: str, rule: RowRule) -> dict[str, str
         "torch_build": hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:10],
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cpu": cpu_name(),
+        "mkl": os.environ.get("MKL_CBWR"),
     }
     if rule.fixed is not None:
         facts["threads"] = torch.get_num_threads()
