@@ -17,6 +17,7 @@ from workers.engine import selfcheck
 from workers.engine.engine import ScoringEngine
 from workers.engine.kernels import products
 from workers.engine.kernels.products import RowRule
+from workers.engine.processor import is_intel
 from workers.engine.runner import Runner
 
 SHAPES = [(64, 128), (128, 64)]
@@ -36,13 +37,29 @@ def test_nor_do_the_shapes_of_the_demo() -> None:
     assert selfcheck.linear_is_invariant(2048, 640, RowRule())
 
 
-@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch has another library for its products here")
+@pytest.mark.skipif(
+    not (is_intel() and torch.backends.mkl.is_available()), reason="strict products of MKL are for Intel's processors"
+)
 def test_nor_does_an_older_processor() -> None:
     """MKL with the instructions of one without AVX-512."""
     code = f"import workers.engine.selfcheck as s; print(s.verify_invariance({SHAPES}, 64, [16]))"
     environment = os.environ | {"MKL_ENABLE_INSTRUCTIONS": "AVX2", "OMP_NUM_THREADS": "2"}
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == str((RowRule(), True)), run.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "intel"),
+    [
+        ("processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Xeon\n", True),
+        ("processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: not GenuineIntel\n", False),
+        ("processor\t: 0\nBogoMIPS\t: 100\n", False),
+    ],
+)
+def test_the_vendor_of_the_processor(tmp_path: Path, text: str, intel: bool) -> None:
+    (tmp_path / "cpuinfo").write_text(text)
+    assert is_intel(tmp_path / "cpuinfo") is intel
+    assert not is_intel(tmp_path / "none")
 
 
 def by_row_count(plain: Into, limit: int) -> Into:
