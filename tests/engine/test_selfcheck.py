@@ -53,6 +53,7 @@ def test_nor_does_an_older_processor() -> None:
     [
         ("processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Xeon\n", True),
         ("processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: not GenuineIntel\n", False),
+        ("model name\t: no vendor_id\nvendor_id\t: GenuineIntel\n", True),
         ("processor\t: 0\nBogoMIPS\t: 100\n", False),
     ],
 )

@@ -17,6 +17,7 @@ from workers.engine.device import Card
 from workers.engine.kernels.lm_head.cpu import VOCAB_CHUNK
 from workers.engine.kernels.products import RowRule
 from workers.engine.kernels.tree_attention.groups import BLOCK
+from workers.engine.processor import cpu_field
 
 SETTINGS = (
     "CUBLASLT_WORKSPACE_SIZE",
@@ -38,12 +39,7 @@ library may choose other products by. Not what says where things are kept, or wh
 
 def cpu_name() -> str:
     """The processor's model name, as the kernel tells it; the architecture where it does not."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    return cpu_field("model name") or platform.processor() or platform.machine()
 
 
 def score_facts(model: ServedModel, scheme: str, rule: RowRule) -> dict[str, str | int | None]:

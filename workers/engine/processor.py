@@ -5,11 +5,16 @@ from pathlib import Path
 _CPUINFO = Path("/proc/cpuinfo")
 
 
-def is_intel(cpuinfo: Path = _CPUINFO) -> bool:
-    """Whether the first processor names Intel as its vendor. False where the kernel does not tell."""
+def cpu_field(name: str, cpuinfo: Path = _CPUINFO) -> str | None:
+    """What the kernel tells under this name of the first processor; None where it does not."""
     try:
-        with cpuinfo.open(encoding="utf-8") as lines:
-            vendor = next((line for line in lines if line.startswith("vendor_id")), "")
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
     except OSError:
-        return False
-    return vendor.partition(":")[2].strip() == "GenuineIntel"
+        return None
+    values = (line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name)
+    return next(values, None)
+
+
+def is_intel(cpuinfo: Path = _CPUINFO) -> bool:
+    """Whether the vendor is Intel. False where the kernel does not tell."""
+    return cpu_field("vendor_id", cpuinfo) == "GenuineIntel"

@@ -1,12 +1,14 @@
 """What of a call chooses a kernel's variant, and what its launcher is given. Starting one needs a card (tests/gpu)."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import triton
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
-from workers.engine.kernels.launch import cdiv, next_power_of_2, variant_of
+from workers.engine.kernels.launch import _bind, cdiv, next_power_of_2, variant_of
 
 
 def _kernel(x, scale, rows, EPS: tl.constexpr, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -45,6 +47,13 @@ def test_a_tensor_is_aligned_where_its_kernel_takes_it_for_so() -> None:
     variant(X, SCALE[1:], 5, 1e-6, "float")
     with pytest.raises(ValueError, match="x is not aligned to 16 bytes"):
         variant(X[1:], SCALE, 5, 1e-6, "float")
+
+
+@pytest.mark.parametrize("wanted", ["global_scratch_size", "profile_scratch_size"])
+def test_a_kernel_that_wants_memory_at_each_launch_is_refused(wanted: str) -> None:
+    run = SimpleNamespace(**{"global_scratch_size": 0, "profile_scratch_size": 0, wanted: 128})
+    with pytest.raises(ValueError, match="_kernel wants scratch memory"):
+        _bind(kernel, SimpleNamespace(run=run), (X, SCALE, 5, 1e-6, "float"), {})
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 16, 17, 3840, 2**20, 2**20 + 1])

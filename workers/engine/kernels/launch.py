@@ -110,10 +110,13 @@ def variant_of(kernel: Any, args: tuple[Any, ...]) -> tuple[list[Hashable], list
 
 
 def _bind(kernel: Any, compiled: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Bound:
-    """A variant that has just run for the first time, which loaded it."""
+    """A variant that has just run for the first time, which loaded it.
+
+    ValueError for one that wants memory of its own at each launch. None of ours does, and later calls give none.
+    """
     run = compiled.run
     if run.global_scratch_size or run.profile_scratch_size:
-        raise NotImplementedError(f"{kernel.__name__} wants scratch memory at each launch")
+        raise ValueError(f"{kernel.__name__} wants scratch memory at each launch")
     return Bound(
         compiled=compiled,
         launcher=run.launch,
