@@ -30,6 +30,9 @@ class ScorePlan:
     read_rows    [R] int32    ascending indices into `tokens`: the rows whose next-token distribution is read
     col_offsets  [R+1] int64  row r reads the vocabulary ids cols[col_offsets[r]:col_offsets[r+1]]
     cols         [C] int32
+    by_position  how a path is summed: False, content and branch each from their own start, so that many short branches
+                 under one content are fast; True, by position alone, so that log P of a path has the same bits
+                 wherever its content is said to end. A CPU sums by position either way
     """
 
     tokens: I32
@@ -39,6 +42,7 @@ class ScorePlan:
     read_rows: I32
     col_offsets: I64
     cols: I32
+    by_position: bool = False
 
 
 @dataclass(frozen=True, slots=True)

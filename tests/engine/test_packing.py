@@ -1,5 +1,6 @@
 """Cutting plans into pieces and laying pieces into passes, without a model."""
 
+import dataclasses
 from itertools import pairwise
 
 import numpy as np
@@ -156,3 +157,16 @@ def test_chains_of_a_tree() -> None:
     assert tree.above == [0, 1]
     assert tree.ancestors(1).tolist() == [2]
     assert tree.cost(1, 1) == 2
+
+
+def test_each_tree_keeps_its_request_s_way_to_be_summed(plan: ScorePlan) -> None:
+    other = dataclasses.replace(plan, by_position=True)
+    shares = [Share(name, p, piece) for name, p in (("a", plan), ("b", other)) for piece in pieces(p, 100)]
+    packed = build_pass(shares)
+    roots = packed.segments.parents < 0
+    tree = np.cumsum(roots) - 1
+    expected = [share.plan.by_position for share in shares]
+    assert packed.segments.by_position is not None
+    assert packed.segments.by_position.tolist() == [expected[i] for i in tree]
+    assert any(share.piece.with_content for share in shares)
+    assert any(not share.piece.with_content for share in shares)  # their contents are stores

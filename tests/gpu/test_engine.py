@@ -4,6 +4,7 @@ The model is small; its sizes are such that every kernel takes it.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from spinf_serve.cli import app
 from spinf_serve.plan import ScorePlan
 from spinf_serve.protocol.errors import RequestError
 from tests.engine.quant.support import change, some_amax, write_calibration
-from tests.engine.support import drain, engine_config, make_plan, random_jobs, run_all, score
+from tests.engine.support import Job, Question, drain, engine_config, make_plan, random_jobs, run_all, score
 from tests.support.tiny_gemma4 import make_tiny_gemma4
 from workers.engine.engine import ScoringEngine
 from workers.engine.export import export_fp8
@@ -123,6 +124,55 @@ def test_auto_takes_the_scales_of_the_checkpoint(make: Make, static: Path, check
     assert engine.info.scheme == ("fp8s" if fp8 else "bf16")
     engine.close()
     assert make("auto").info.scheme == "bf16"
+
+
+def question_logprobs(engine: ScoringEngine, jobs: list[Job], **changes: bool) -> dict[tuple[int, ...], list[float]]:
+    """Path up to the options → their log-probabilities. All options have one token."""
+    plan, where = make_plan(jobs)
+    found = score(engine, replace(plan, **changes)).logprobs
+    return {
+        (*job.content, *question.prompt): [
+            float(found[where[i, question.prompt, option[0]]]) for option in question.options
+        ]
+        for i, job in enumerate(jobs)
+        for question in job.questions
+    }
+
+
+@pytest.mark.parametrize("scheme", INVARIANT)
+def test_by_position_a_path_keeps_its_bits_wherever_its_content_ends(make: Make, scheme: str) -> None:
+    content = random_jobs(7, VOCAB, [200], 1)[0].content
+    options = ((30,), (31,))
+    prompts = [tuple(np.random.default_rng(i).integers(40, VOCAB, 3 + i).tolist()) for i in range(8)]
+    questions = tuple(Question(prompt, options) for prompt in prompts)
+    stranger = Question((33, 34, 35), options)
+    lower = tuple(Question((*content[70:], *prompt), options) for prompt in prompts)
+    one_job = [Job(content, questions)]
+    more = [Job(content, (*questions, stranger))]
+    early = [Job(content[:70], (*lower, stranger))]
+    alone = [[Job((*content, *prompt), (Question((), options),))] for prompt in prompts]
+    expected: dict[tuple[int, ...], list[float]] = {}
+    for budget in (BUDGET, 256):
+        engine = make(scheme, token_budget=budget)
+        for jobs in (*alone, one_job, more, early):
+            for path, numbers in question_logprobs(engine, jobs, by_position=True).items():
+                assert expected.setdefault(path, numbers) == numbers
+
+
+@pytest.mark.parametrize("scheme", INVARIANT)
+def test_a_long_question_keeps_its_bits_among_others(make: Make, scheme: str) -> None:
+    """Its end is summed by position, its beginning as short ones are."""
+    content = random_jobs(8, VOCAB, [100], 1)[0].content
+    long = tuple(np.random.default_rng(0).integers(40, VOCAB, 700).tolist())
+    options = ((30,), (31,))
+    reads = [Question(long[:count], options) for count in (3, 500, 511, 512, 513, 530, 700)]
+    others = [Question((*long[:count], 35, 36), options) for count in (1, 100, 511, 520, 640)]
+    expected: dict[tuple[int, ...], list[float]] = {}
+    for budget in (BUDGET, 840):
+        engine = make(scheme, token_budget=budget)
+        for asked in (*[[read] for read in reads], reads, [*others, *reads]):
+            for path, numbers in question_logprobs(engine, [Job(content, tuple(asked))]).items():
+                assert expected.setdefault(path, numbers) == numbers
 
 
 @pytest.mark.parametrize("scheme", INVARIANT)

@@ -1,5 +1,7 @@
 """The compiled attention kernel: right at real head shapes, and a row's bits in any company."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from torch import Tensor
 from tests.engine.test_tree_attention import Rows, make_segments, random_forest
 from tests.support.attention import Heads, attend
 from workers.engine.kernels.encoding import Codes, Encoding
-from workers.engine.kernels.tree_attention import Segments, kernel, reference
+from workers.engine.kernels.tree_attention import Segments, kernel, path_kernel, reference
 from workers.engine.kernels.tree_attention.segments import chains
 
 pytestmark = [
@@ -46,6 +48,10 @@ def exact(segments: Segments, x: Heads, window: int | None) -> tuple[Tensor, Ten
     return out, reference.tree_attention(q, k, v.abs(), sizes, segments, window=window)
 
 
+def by_position(segments: Segments) -> Segments:
+    return replace(segments, by_position=np.ones(len(segments), dtype=bool))
+
+
 def store_lengths(rows: Rows) -> list[int]:
     count = max(source for source, *_ in rows)
     return [max((s + n for source, s, n, _ in rows if source == i), default=1) for i in range(1, count + 1)]
@@ -57,11 +63,14 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("stored", [False, True], ids=["passes", "stores"])
+@pytest.mark.parametrize("whole", [False, True], ids=["by branch", "by position"])
 @pytest.mark.parametrize(("kv_heads", "group", "d"), SHAPES)
-def test_random_forests(kv_heads: int, group: int, d: int, stored: bool, window: int | None) -> None:
+def test_random_forests(kv_heads: int, group: int, d: int, whole: bool, stored: bool, window: int | None) -> None:
     """The weights are rounded to bf16, and the result is: by 2^-8 of their size at most, each."""
     rows = random_forest(group + d, stored=stored)
     segments = make_segments(rows)
+    if whole:
+        segments = by_position(segments)
     x = draw(segments, kv_heads, group, d, store_lengths(rows))
     expected, sizes = exact(segments, x, window)
     out = attend(segments, x, window)
@@ -86,7 +95,44 @@ def branches(content: int, lengths: list[int]) -> Rows:
 
 
 @pytest.mark.parametrize(("kv_heads", "group", "d"), SHAPES)
-@pytest.mark.parametrize(("content", "own"), [(37, 20), (300, 12), (1, 40), (130, 70)])
+@pytest.mark.parametrize("window", [None, 200])
+def test_by_position_a_path_keeps_its_bits_wherever_it_forks(
+    kv_heads: int, group: int, d: int, window: int | None
+) -> None:
+    """A path of 420 rows as one content, with a content of other lengths, forked on its way, and in a store."""
+    length = 420
+    alone = by_position(make_segments(branches(length, [])))
+    x = draw(alone, kv_heads, group, d, [])
+    expected = attend(alone, x, window)[:length]
+    assert isinstance(expected, Tensor)
+    for seed, cuts in enumerate(([1], [32], [33, 47, 200], [64, 128, 129], [100, 101, 102, 103, 419], [400])):
+        rows: Rows = []
+        mine: list[int] = []  # where the path's rows stand
+        at, parent = 0, -1
+        for first, last in zip([0, *cuts], [*cuts, length], strict=True):
+            rows.append((0, at, last - first, parent))
+            parent, forked = len(rows) - 1, parent
+            mine += range(at, at + last - first)
+            at += last - first
+            if forked >= 0:  # a stranger beside it, behind it in the pass, or between it and what follows
+                rows.append((0, at, 5 + seed, forked))
+                at += 5 + seed
+        segments = by_position(make_segments(rows))
+        packed = draw(segments, kv_heads, group, d, [], seed=seed + 1)
+        for whole, part in zip((packed.q, packed.k, packed.v), (x.q, x.k, x.v), strict=True):
+            whole[mine] = part[:length]
+        out = attend(segments, packed, window)
+        assert isinstance(out, Tensor)
+        assert same_bits(out[mine], expected), cuts
+    own = [torch.cat([a[333:length], a[:9]]) for a in (x.q, x.k, x.v)]
+    stored = Heads(*own, [(x.k[:333].contiguous(), x.v[:333].contiguous())])
+    out = attend(by_position(make_segments([(1, 0, 333, -1), (0, 0, length - 333, 0)])), stored, window)
+    assert isinstance(out, Tensor)
+    assert same_bits(out[: length - 333], expected[333:])
+
+
+@pytest.mark.parametrize(("kv_heads", "group", "d"), SHAPES)
+@pytest.mark.parametrize(("content", "own"), [(37, 20), (300, 12), (1, 40), (130, 70), (45, 700)])
 def test_a_branch_keeps_its_bits_among_others(kv_heads: int, group: int, d: int, content: int, own: int) -> None:
     """The branch moves through the slots of key tiles and the rows of query tiles; its path stays what it is."""
     alone = make_segments(branches(content, [own]))
@@ -147,18 +193,20 @@ def test_nothing_is_compiled_for_a_pass_of_another_shape() -> None:
     first = make_segments(branches(40, [3]))
     x = draw(first, 8, 2, 256, [])
     attend(first, x, 1024)
+    attend(by_position(first), x, 1024)
     before = compiled()
     assert before
     for content, lengths in ((1, [1]), (16, [16]), (2000, [7] * 300), (64, []), (3, [200])):
         segments = make_segments(branches(content, lengths))
         attend(segments, draw(segments, 8, 2, 256, []), 1024)
-        attend(segments, draw(segments, 8, 2, 256, []), None)
+        attend(by_position(segments), draw(segments, 8, 2, 256, []), None)
     assert compiled() == before
 
 
 def compiled() -> list[object]:
-    """What Triton compiled of the kernel."""
-    return [key for cache in kernel._tree_attention_kernel.device_caches.values() for key in cache[0]]
+    """What Triton compiled of the kernels."""
+    kernels = (kernel._tree_attention_kernel, path_kernel.path_attention_kernel)
+    return [key for one in kernels for cache in one.device_caches.values() for key in cache[0]]
 
 
 def test_padding_rows_are_zero() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.preprocess.test_scores import check_plan
 from tests.support.fake_engine import fake_logprob, run_plan
-from tests.support.requests import answer, header, limited, preprocessor, refusal, to_bytes
+from tests.support.requests import answer, body, header, limited, preprocessor, refusal, to_bytes
 from workers.preprocess.preprocessor import V0_SCORE, Preprocessor
 from workers.preprocess.tokenizer import ContentTokenizer
 
@@ -48,6 +48,12 @@ def test_the_shared_prefix_is_read_once(prep: Preprocessor, tokenizer: ContentTo
     assert len(prepared.plan.tokens) == common + sum(len(path) - common for path in paths)
     result = answer(prep, {"jobs": [job("a", prompts, [["a"], ["b"]])]}, V0)["results"][0]
     assert (result["packed_tokens"], result["trees"]) == (len(prepared.plan.tokens), 1)
+
+
+def test_paths_are_summed_by_position(prep: Preprocessor) -> None:
+    """What a job's prompts share depends on the job; a prompt's bits must not. `/v1` cuts by the content alone."""
+    assert prep.prepare(to_bytes({"jobs": [job()]}), V0).plan.by_position
+    assert not prep.prepare(to_bytes(body()), header()).plan.by_position
 
 
 def test_the_frame(prep: Preprocessor) -> None:

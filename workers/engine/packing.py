@@ -229,7 +229,7 @@ class _Builder:
         self.entries = 0
         self.tokens: list[I32] = []
         self.positions: list[I64] = []
-        self.segments: list[tuple[int, int, int, int, bool]] = []
+        self.segments: list[tuple[int, int, int, int, bool, bool]] = []
         self.stores: list[tuple[Hashable, int]] = []
         self.captures: list[ContentRows] = []
         self.read_rows: list[I64] = []
@@ -258,7 +258,7 @@ class _Builder:
         out: dict[int, int] = {}
         first, parent = 0, -1
         for end in np.unique(hung).tolist():
-            self.segments.append((len(self.stores), first, end + 1 - start - first, parent, True))
+            self.segments.append((len(self.stores), first, end + 1 - start - first, parent, True, plan.by_position))
             parent = len(self.segments) - 1
             out[end] = parent
             first = end + 1 - start
@@ -284,7 +284,7 @@ class _Builder:
         for start, end, parent, last in runs:
             depth = depth_at[parent] if parent >= 0 else 0
             on = segment_at[parent] if parent >= 0 else -1
-            self.segments.append((0, self.rows + start, end - start, on, start < content))
+            self.segments.append((0, self.rows + start, end - start, on, start < content, plan.by_position))
             depths.append(depth)
             segment_at[last], depth_at[last] = len(self.segments) - 1, depth + end - start
         shifts = np.array(depths, dtype=np.int64) - starts
@@ -317,12 +317,13 @@ def build_pass(shares: Sequence[Share]) -> PackedPass:
     for share in shares:
         builder.add(share)
         share_entries.append(builder.entries)
-    columns = np.array(builder.segments, dtype=np.int64).reshape(-1, 5).T
+    sources, starts, lengths, parents, *flags = np.array(builder.segments, dtype=np.int64).reshape(-1, 6).T
+    content, by_position = (flag.astype(bool) for flag in flags)
     return PackedPass(
         shares=tuple(shares),
         tokens=np.concatenate(builder.tokens),
         positions=np.concatenate(builder.positions),
-        segments=Segments(columns[0], columns[1], columns[2], columns[3], columns[4].astype(bool)),
+        segments=Segments(sources, starts, lengths, parents, content, by_position),
         stores=tuple(builder.stores),
         captures=tuple(builder.captures),
         read_rows=np.concatenate(builder.read_rows).astype(np.int64),

@@ -28,11 +28,12 @@ class JobsLayout:
 def compile_jobs(request: JobsRequest, encoder: Encoder, max_tokens: int) -> tuple[ScorePlan, JobsLayout]:
     """Tokenizes the jobs; the longest common token prefix of a job's prompts is its content.
 
-    An option's tokens are its own, wherever the prompt ends. Raises the first fault in document order.
+    An option's tokens are its own, wherever the prompt ends. Where the content ends is a fact of the job and not of a
+    prompt, so paths are summed by position. Raises the first fault in document order.
     """
     paths = [_paths(job, request, encoder, max_tokens) for job in request.jobs]
     request.faults.check()
-    builder, forests, readings = PlanBuilder(), ForestBuilder(), dict[tuple[str, ...], Reading]()
+    builder, forests, readings = PlanBuilder(by_position=True), ForestBuilder(), dict[tuple[str, ...], Reading]()
     tokens, trees = [], []
     for job, prompts in zip(request.jobs, paths, strict=True):
         prefix = prompts[0][: _common_prefix(prompts)]

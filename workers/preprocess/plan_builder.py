@@ -18,8 +18,9 @@ MAX_COLUMNS = 1 << 27
 
 @dataclass
 class PlanBuilder:
-    """Collects jobs in order; tokens and columns are counted on as they come."""
+    """Collects jobs in order; tokens and columns are counted on as they come. by_position: see `ScorePlan`."""
 
+    by_position: bool = False
     _tokens: list[I32] = field(default_factory=list)
     _parents: list[I32] = field(default_factory=list)
     _rows: list[I32] = field(default_factory=list)
@@ -78,6 +79,7 @@ class PlanBuilder:
             read_rows=_concat(self._rows, np.int32),
             col_offsets=np.concatenate(([0], np.cumsum(counts, dtype=np.int64))),
             cols=_concat(self._cols, np.int32),
+            by_position=self.by_position,
         )
 
 

@@ -3,6 +3,7 @@
 That a row keeps its bits in any company is shown on the card (tests/gpu): numpy sums in orders of its own.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -14,9 +15,10 @@ from tests.engine.test_tree_attention import Case, Rows, make_case, make_segment
 from tests.support.attention import Heads, attend
 from tests.support.triton_interpreter import has_device
 from workers.engine.kernels.encoding import Codes, Encoding
-from workers.engine.kernels.tree_attention import reference
+from workers.engine.kernels.tree_attention import Segments, reference, tiles
+from workers.engine.kernels.tree_attention.path_blocks import PathPlan, plan_paths
 from workers.engine.kernels.tree_attention.segments import chains, cut
-from workers.engine.kernels.tree_attention.tiles import SPAN, TilePlan, paths, plan_tiles
+from workers.engine.kernels.tree_attention.tiles import SPAN, Paths, TilePlan, paths, plan_tiles
 
 BOUND = 2e-5  # float32 sums of some 300 products and exponentials of values up to 5
 interpreted = pytest.mark.skipif(has_device(), reason="tests/gpu covers the compiled kernel")
@@ -120,6 +122,53 @@ def test_scores_that_are_all_infinite_show() -> None:
     assert (out[5:] == 0).all()
 
 
+def by_position(segments: Segments, seed: int) -> Segments:
+    """Some of the trees by position."""
+    roots = np.arange(len(segments))
+    for i, parent in enumerate(segments.parents.tolist()):
+        roots[i] = roots[parent] if parent >= 0 else i
+    return replace(segments, by_position=(roots * 7 + seed) % 3 > 0)
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "d", "window", "stored", "deep"),
+    [(2, 2, 16, None, False, 512), (1, 4, 48, 16, True, 16), (1, 3, 32, 100, False, 32), (1, 1, 16, None, True, 48)],
+)
+def test_random_forests_by_position(
+    kv_heads: int, group: int, d: int, window: int | None, stored: bool, deep: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trees that ask for it, and what lies deep in a branch."""
+    monkeypatch.setattr(tiles, "DEEP", deep)
+    case = make_case(random_forest(group + 20, trees=3, stored=stored), kv_heads=kv_heads, group=group, d=d)
+    case.segments = by_position(case.segments, group)
+    expected = reference.tree_attention(case.q, case.k, case.v, case.stores, case.segments, window=window)
+    out = run(case, window)
+    assert out.isfinite().all()
+    assert float((out - expected).abs().max()) < BOUND
+
+
+@interpreted
+@pytest.mark.parametrize("own", [62, 63, 64, 65, 127, 128])
+def test_by_position_a_path_may_end_anywhere_in_a_block(own: int) -> None:
+    case = make_case(branches(1, [own, 3]), d=16)
+    case.segments = replace(case.segments, by_position=np.ones(3, dtype=bool))
+    expected = reference.tree_attention(case.q, case.k, case.v, case.stores, case.segments, window=None)
+    assert float((run(case, None) - expected)[: own + 4].abs().max()) < BOUND
+
+
+@interpreted
+def test_codes_by_position_are_the_rounded_result() -> None:
+    case = make_case(branches(70, [40, 7]), d=16)
+    case.segments = replace(case.segments, by_position=np.ones(3, dtype=bool))
+    scale = torch.tensor([0.03125])
+    codes = attend(case.segments, heads(case), None, encoding=Encoding("fp8_static", torch.float8_e4m3fn, scale))
+    assert isinstance(codes, Codes)
+    expected = (run(case, None) / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+    used = 117  # nobody writes padding where every row is by position
+    assert same_bits(codes.values[:used], expected[:used])
+
+
 def seen_keys(plan: TilePlan, block: int, window: int | None) -> dict[int, list[tuple[int, int]]]:
     """Per row the (path position, key row) that the kernel sees, in its order."""
     out: dict[int, list[tuple[int, int]]] = {}
@@ -138,11 +187,35 @@ def seen_keys(plan: TilePlan, block: int, window: int | None) -> dict[int, list[
     return out
 
 
+def seen_by_position(plan: PathPlan, found: Paths, block: int, window: int | None) -> dict[int, list[tuple[int, int]]]:
+    """The same for the rows by position."""
+    out: dict[int, list[tuple[int, int]]] = {}
+    for (first, count, skipped, base, begins), seen_from in zip(
+        plan.tiles.tolist(), plan.firsts[window].tolist(), strict=True
+    ):
+        final = int(found.rows.positions[first : first + count].max())
+        keys: dict[int, int] = {}
+        for b in range(seen_from, final // block + 1):
+            entry = base + b * block if b < skipped else int(plan.table[begins + b])
+            named = plan.keys[-1 - entry].tolist() if entry < 0 else range(entry, entry + block)
+            keys |= {b * block + i: key for i, key in enumerate(named)}
+        for row in range(first, first + count):
+            position = int(found.rows.positions[row])
+            blind = -1 if window is None else position - window
+            assert row not in out
+            out[row] = [(p, key) for p, key in keys.items() if blind < p <= position]
+    return out
+
+
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_the_work_list_is_each_row_s_path_in_order(seed: int, stored: bool) -> None:
+@pytest.mark.parametrize("deep", [512, 32])
+def test_the_work_lists_are_each_row_s_path_in_order(
+    deep: int, seed: int, stored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiles, "DEEP", deep)
     rows = random_forest(seed, stored=stored)
-    segments = make_segments(rows)
+    segments = make_segments(rows) if deep == 512 else by_position(make_segments(rows), seed)
     used = max((start + length for source, start, length, _ in rows if source == 0), default=0)
     total = used + seed  # padding
     lengths = [max((s + n for source, s, n, _ in rows if source == i), default=0) for i in range(1, 4)]
@@ -150,8 +223,14 @@ def test_the_work_list_is_each_row_s_path_in_order(seed: int, stored: bool) -> N
     tile_rows, block = [(64, 64), (4, 32), (7, 16)][seed % 3]
     found = paths(segments, total, store_rows)
     plan = plan_tiles(found, tile_rows=tile_rows, block=block, windows=(None, 16, 100))
+    other = plan_paths(found.rows, tile_rows=tile_rows, block=block, windows=(None, 16, 100))
+    assert (other is None) == (deep == 512)
     for window in (None, 16, 100):
         seen = seen_keys(plan, block, window)
+        if other is not None:
+            also = seen_by_position(other, found, block, window)
+            assert also.keys().isdisjoint(seen)
+            seen |= also
         for chain in chains(segments):
             for i in range(chain.rows):
                 end = chain.position + i + 1
@@ -170,3 +249,22 @@ def test_spans_of_one_row_never_share_a_key_tile() -> None:
         depths = plan.depths[low:high].tolist()
         assert depths == sorted(depths)
     assert (plan.depths % SPAN == 0).all()
+
+
+def test_what_a_pass_needs_grows_with_its_paths_and_not_with_their_square() -> None:
+    """Two questions of 30,000 tokens that part at once, and 2,000 that leave a common one token by token."""
+    long = branches(1, [30_000, 30_000])
+    comb: Rows = [(0, 0, 10, -1)]
+    for i in range(2_000):
+        trunk = max(0, 2 * i - 1)  # the segment of the common question's latest token
+        comb += [(0, 10 + 2 * i, 1, trunk), (0, 11 + 2 * i, 1, 0 if i == 0 else trunk)]
+    for rows, whole in ((long, False), (long, True), (comb, True)):
+        segments = replace(make_segments(rows), by_position=np.full(len(rows), whole))
+        total = int((segments.starts + segments.lengths).max())
+        found = paths(segments, total)
+        plan = plan_tiles(found, tile_rows=8, block=32, windows=(None,))
+        other = plan_paths(found.rows, tile_rows=8, block=32, windows=(None,))
+        assert other is not None
+        arrays = [getattr(plan, name) for name in ("tiles", "keys", "depths", "slots")]
+        arrays += [found.seen, other.tiles, other.table, other.keys]
+        assert sum(array.size for array in arrays) < 100 * total

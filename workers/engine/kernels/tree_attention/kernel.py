@@ -5,6 +5,8 @@ spans. Keys that a row does not see weigh exactly nothing and leave its maximum,
 bits depend on its own path alone: not on the tile it stands in, not on the slot that its span has, not on the pass.
 What that rests on, and the tests measure: the matrix units add a step's 16 products in an order that has nothing to do
 with the row or with other steps, and a sum over a row's columns takes the same tree for every row and slot.
+
+Rows that are reduced by position alone are another kernel's, `path_kernel`: each row is always the same one's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +17,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from workers.engine.kernels.encode.kernel import as_activation, e4m3_codes, empty_rows, encode
+from workers.engine.kernels.encode.kernel import as_activation, empty_rows, encode
 from workers.engine.kernels.encoding import Activation, Encoding
 from workers.engine.kernels.launch import launch, next_power_of_2
+from workers.engine.kernels.tree_attention.online_softmax import softmax_step, store_result
+from workers.engine.kernels.tree_attention.path_blocks import TILE_FIELDS as PATH_FIELDS
+from workers.engine.kernels.tree_attention.path_blocks import plan_paths
+from workers.engine.kernels.tree_attention.path_kernel import path_attention_kernel
 from workers.engine.kernels.tree_attention.segments import Segments
 from workers.engine.kernels.tree_attention.tiles import RANGE_FIELDS, SPAN, TILE_FIELDS, paths, plan_tiles
 from workers.engine.staging import DeviceBuffer, HostBuffer, Slot
@@ -142,16 +148,9 @@ def _tree_attention_kernel(
         visible = (column[None, :] > low[:, None]) & (column[None, :] < high[:, None])
         s = tl.where(visible, s, float("-inf"))
 
-        top = tl.maximum(m, tl.max(s, 1))
-        # A row that has seen no key yet has no maximum to subtract.
-        safe = tl.where(top == float("-inf"), 0.0, top)
-        p = tl.exp2(tl.fma(s, scale, -(safe * scale)[:, None]))
-        fade = tl.exp2((m - safe) * scale)
-        # What a row does not see is zero: the sum has the same bits in whichever slot its span stands.
-        total = total * fade + tl.sum(p, 1)
+        p, fade, m, total = softmax_step(s, m, total, scale)
         v = tl.load(p_v + at_keys + o_value[None, :])
         acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None])
-        m = top
         rows = _key_rows(step + 1, blocks, block_first, base, final, p_keys, spans, o_n, BN)
         span = step + 1 - blocks
         of_span = (span >= 0) & (span < spans)
@@ -162,31 +161,34 @@ def _tree_attention_kernel(
     padding = (limit == 0) & (offset < 0)
     out = tl.where(padding[:, None], 0.0, acc / total[:, None])
     o_out = at[:, None] + o_v[None, :]
-    keep = live[:, None] & (o_v < D)[None, :]
-    if KIND == "fp8_static":
-        tl.store(p_out + o_out, e4m3_codes(out, tl.load(p_scale)), mask=keep)
-    else:
-        tl.store(p_out + o_out, out.to(p_out.dtype.element_ty), mask=keep)
+    store_result(p_out, o_out, out, live[:, None] & (o_v < D)[None, :], p_scale, KIND)
 
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """A `TilePlan` for one layout of heads, its arrays in a buffer that is still to be copied."""
+    """A `TilePlan` and a `PathPlan` for one layout of heads, their arrays in a buffer that is still to be copied."""
 
     shape: TileShape
     slots: Mapping[str, Slot]
     ranges: Mapping[int | None, Slot]
+    path_slots: Mapping[str, Slot]
+    firsts: Mapping[int | None, Slot]
     store_rows: tuple[int, ...]
     extra_rows: int
 
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """The same on the device. extra_rows: key rows behind the pass's, of the stores."""
+    """The same on the device. extra_rows: key rows behind the pass's, of the stores.
+
+    path_arrays, firsts: of the `PathPlan`; empty where no row is by position
+    """
 
     shape: TileShape
     arrays: Mapping[str, Tensor]
     ranges: Mapping[int | None, Tensor]
+    path_arrays: Mapping[str, Tensor]
+    firsts: Mapping[int | None, Tensor]
     store_rows: tuple[int, ...]
     extra_rows: int
 
@@ -195,6 +197,7 @@ Layout = tuple[int, int]
 """(G, D): query heads on one key/value head, and their size."""
 
 _ARRAYS = ("tiles", "keys", "depths", "slots", "limits", "positions", "offsets")
+_PATH_ARRAYS = ("tiles", "table", "keys")
 
 
 def stage(
@@ -214,11 +217,15 @@ def stage(
     plans: dict[Layout, HostPlan] = {}
     for (group, head_dim), windows in layouts.items():
         shape = tile_shape(head_dim, group)
-        plan = plan_tiles(found, tile_rows=shape.tile_rows(group), block=shape.block_n, windows=windows)
+        sizes = {"tile_rows": shape.tile_rows(group), "block": shape.block_n}
+        plan = plan_tiles(found, **sizes, windows=windows)
+        by_position = plan_paths(found.rows, **sizes, windows=windows)
         plans[group, head_dim] = HostPlan(
             shape=shape,
             slots={name: buffer.add(getattr(plan, name)) for name in _ARRAYS},
             ranges={window: buffer.add(array) for window, array in plan.ranges.items()},
+            path_slots={name: buffer.add(getattr(by_position, name)) for name in _PATH_ARRAYS if by_position},
+            firsts={window: buffer.add(array) for window, array in by_position.firsts.items()} if by_position else {},
             store_rows=tuple(ends[:-1]),
             extra_rows=ends[-1] - rows,
         )
@@ -231,6 +238,8 @@ def on_device(plan: HostPlan, buffer: DeviceBuffer) -> DevicePlan:
         plan.shape,
         {name: buffer.get(slot) for name, slot in plan.slots.items()},
         {window: buffer.get(slot) for window, slot in plan.ranges.items()},
+        {name: buffer.get(slot) for name, slot in plan.path_slots.items()},
+        {window: buffer.get(slot) for window, slot in plan.firsts.items()},
         plan.store_rows,
         plan.extra_rows,
     )
@@ -266,13 +275,21 @@ def tree_attention(
     columns = min(width, shape.block_v)
     assert all(x.is_contiguous() for x in (q, k, v))
     arrays = [plan.arrays[name] for name in _ARRAYS]
-    launch(
-        _tree_attention_kernel, (arrays[0].shape[0], n, width // columns), q, k, v, out, scale,
-        arrays[0], plan.ranges[window], *arrays[1:],
-        _EVERYTHING if window is None else window, _LOG2_E,
-        h, n, h // n, d, width, shape.block_m, shape.block_n, columns, shape.tile_rows(h // n),
-        TILE_FIELDS, RANGE_FIELDS, SPAN, _APART, direct.kind,
-        num_warps=shape.num_warps, num_stages=shape.num_stages, enable_fp_fusion=False,
-    )  # fmt: skip
+    reach = _EVERYTHING if window is None else window
+    sizes = h, n, h // n, d, width, shape.block_m, shape.block_n, columns, shape.tile_rows(h // n)
+    options = {"num_warps": shape.num_warps, "num_stages": shape.num_stages, "enable_fp_fusion": False}
+    if len(arrays[0]):
+        launch(
+            _tree_attention_kernel, (len(arrays[0]), n, width // columns), q, k, v, out, scale,
+            arrays[0], plan.ranges[window], *arrays[1:], reach, _LOG2_E,
+            *sizes, TILE_FIELDS, RANGE_FIELDS, SPAN, _APART, direct.kind, **options,
+        )  # fmt: skip
+    if plan.path_arrays:
+        tiles, table, keys = (plan.path_arrays[name] for name in _PATH_ARRAYS)
+        launch(
+            path_attention_kernel, (len(tiles), n, width // columns), q, k, v, out, scale,
+            tiles, plan.firsts[window], table, keys, plan.arrays["positions"], reach, _LOG2_E,
+            *sizes, PATH_FIELDS, direct.kind, **options,
+        )  # fmt: skip
     done = as_activation(out, scale)
     return done if direct is encoding else encode(out, encoding)

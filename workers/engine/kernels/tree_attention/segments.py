@@ -23,6 +23,7 @@ class Segments:
     lengths  rows, at least 1
     parents  the segment at whose end this one continues, -1 at the root of a tree (position 0)
     content  bool: whether the segment lies in the tree's content chain. None: stores and roots do
+    by_position  bool, the same for all of a tree: its paths are summed by position alone on a GPU too. None: none are
     """
 
     sources: I64
@@ -30,6 +31,7 @@ class Segments:
     lengths: I64
     parents: I64
     content: npt.NDArray[np.bool_] | None = None
+    by_position: npt.NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.sources)

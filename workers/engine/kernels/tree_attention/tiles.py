@@ -5,6 +5,9 @@ then its branch in spans of `SPAN` positions counted from where the branch leave
 holds consecutive rows of one tree, so all share the content. The spans of a tile's rows stand side by side in key tiles
 of BN / SPAN slots, only spans of one depth in one key tile: a row sees one slot of it at most, and what it does not see
 weighs exactly nothing, so neither the slot nor the company of other branches touches its bits.
+
+That is made for many short branches. Rows further than `DEEP` down a branch, and all rows of trees that ask for it, are
+`by_position`: they are no part of this list but of `path_blocks`, whose work grows with the length of a path alone.
 """
 
 from collections.abc import Sequence
@@ -17,9 +20,13 @@ from workers.engine.kernels.tree_attention.segments import I64, Segments
 
 I32 = npt.NDArray[np.int32]
 I8 = npt.NDArray[np.int8]
+Flags = npt.NDArray[np.bool_]
 
 SPAN = 16
 """Branch positions that are reduced together: one step of the matrix units. Part of the bits."""
+
+DEEP = 512
+"""Branch positions from here on are reduced by path position (`path_blocks`). A multiple of SPAN; part of the bits."""
 
 TILE_FIELDS = 4
 RANGE_FIELDS = 3
@@ -27,7 +34,8 @@ RANGE_FIELDS = 3
 
 @dataclass(frozen=True, slots=True)
 class TilePlan:
-    """Q query tiles of up to TM rows, X key tiles of branch spans, T rows, padding at the end.
+    """Q query tiles of up to TM rows, X key tiles of branch spans, T rows, padding at the end. Every row that is not
+    by position, padding too, lies in one query tile.
 
     tiles    [Q, 4] first row, rows, first and last + 1 of its key tiles
     ranges   window → [Q, 3] content positions in blocks of BN: first and last + 1 seen by any row; key row of content
@@ -52,7 +60,8 @@ class TilePlan:
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Facts of every row [T]: tree, key row of content position 0, limit, position, offset, parent row in the branch
-    (-1: the row hangs on the content, or is content). Padding is a tree of its own, without content or branches."""
+    (-1: the row hangs on the content, or is content), whether it is reduced by position. Padding is a tree of its own,
+    without content or branches."""
 
     trees: I64
     bases: I64
@@ -60,6 +69,7 @@ class Rows:
     positions: I64
     offsets: I64
     parents: I64
+    by_position: Flags
 
 
 def _rows(segments: Segments, total: int, store_rows: Sequence[int]) -> Rows:
@@ -81,10 +91,9 @@ def _rows(segments: Segments, total: int, store_rows: Sequence[int]) -> Rows:
         tree[s], base[s] = tree[parent], base[parent]
         hang[s] = depth[s] if content[parent] else hang[parent]
         parent_row[s] = -1 if content[parent] else starts[parent] + lengths[parent] - 1
-    rows = _expand(
-        segments, np.array(content), *(np.array(a, dtype=np.int64) for a in (depth, hang, tree, base, parent_row))
-    )
-    return _padded(rows, total)
+    whole = np.zeros(count, dtype=bool) if segments.by_position is None else segments.by_position
+    of_segments = (np.array(a, dtype=np.int64) for a in (depth, hang, tree, base, parent_row))
+    return _padded(_expand(segments, np.array(content), whole, *of_segments), total)
 
 
 def _padded(rows: Rows, total: int) -> Rows:
@@ -100,13 +109,14 @@ def _padded(rows: Rows, total: int) -> Rows:
         positions=longer(rows.positions, 0),
         offsets=longer(rows.offsets, -1),
         parents=longer(rows.parents, -1),
+        by_position=np.pad(rows.by_position, (0, total - len(rows.by_position))),
     )
 
 
 def _expand(
-    segments: Segments, content: npt.NDArray[np.bool_], depth: I64, hang: I64, tree: I64, base: I64, parent_row: I64
+    segments: Segments, content: Flags, whole: Flags, depth: I64, hang: I64, tree: I64, base: I64, parent_row: I64
 ) -> Rows:
-    """Facts of the pass's segments → facts of their rows, in the order of the rows."""
+    """Facts of the pass's segments → facts of their rows, in the order of the rows. whole: all rows are by position."""
     own = np.flatnonzero(segments.sources == 0)
     order = own[np.argsort(segments.starts[own], kind="stable")]
     lengths = segments.lengths[order]
@@ -115,13 +125,15 @@ def _expand(
     positions = depth[of] + step
     is_content = content[of]
     parents = np.where(step > 0, np.arange(len(of)) - 1, parent_row[of])
+    offsets = np.where(is_content, -1, positions - hang[of])
     return Rows(
         trees=tree[of],
         bases=base[of],
         limits=np.where(is_content, positions + 1, hang[of]),
         positions=positions,
-        offsets=np.where(is_content, -1, positions - hang[of]),
+        offsets=offsets,
         parents=np.where(is_content, -1, parents),
+        by_position=whole[of] | (offsets >= DEEP),
     )
 
 
@@ -129,16 +141,16 @@ def _spans(rows: Rows) -> tuple[I64, I64]:
     """(end [T], keys [T, SPAN]): the last row of the span that row r stands in, and for such a row e its span's rows.
 
     A span ends at its last position or at a leaf, and each of its rows belongs to the end below its first child; in
-    depth-first order that is the next end. Rows of keys for others than ends, and absent positions, are -1.
+    depth-first order that is the next end. Rows of keys for others than ends, and absent positions, are -1, as is all
+    that is by position.
     """
     total = len(rows.offsets)
     index = np.arange(total)
     has_child = np.zeros(total, dtype=bool)
     has_child[:-1] = rows.parents[1:] == index[:-1]
-    is_end = (rows.offsets >= 0) & ((rows.offsets % SPAN == SPAN - 1) | ~has_child)
-    ends = np.flatnonzero(is_end)
+    branch = (rows.offsets >= 0) & ~rows.by_position
+    ends = np.flatnonzero(branch & ((rows.offsets % SPAN == SPAN - 1) | ~has_child))
     end = np.full(total, -1, dtype=np.int64)
-    branch = rows.offsets >= 0
     end[branch] = ends[np.searchsorted(ends, index[branch])]
     keys = np.full((total, SPAN), -1, dtype=np.int64)
     at, who = ends.copy(), ends
@@ -151,7 +163,7 @@ def _spans(rows: Rows) -> tuple[I64, I64]:
 
 def _seen(rows: Rows, end: I64, keys: I64) -> tuple[I64, I64, I64]:
     """Every (row, depth, span) that is seen: a row sees its own span and those above it up to the content."""
-    row = np.flatnonzero(rows.offsets >= 0)
+    row = np.flatnonzero(end >= 0)
     span = end[row]
     depth = rows.offsets[row] // SPAN
     found = [(row, depth, span)]
@@ -190,23 +202,31 @@ def paths(segments: Segments, total: int, store_rows: Sequence[int] = ()) -> Pat
     return Paths(rows, keys, *_seen(rows, end, keys))
 
 
-def _tile_starts(trees: I64, tile_rows: int) -> tuple[I64, I64]:
-    """(first row [Q], rows [Q]) of the query tiles: each tree's rows in runs of `tile_rows`."""
-    total = len(trees)
-    first = np.flatnonzero(np.concatenate(([True], trees[1:] != trees[:-1]))) if total else np.zeros(0, dtype=np.int64)
-    sizes = np.diff(np.append(first, total))
+def tile_starts(runs: I64, tile_rows: int, wanted: Flags) -> tuple[I64, I64]:
+    """(first row [Q], rows [Q]) of the query tiles: runs of one number [T], where wanted [T], cut at `tile_rows`."""
+    changes = np.flatnonzero(runs[1:] != runs[:-1]) + 1
+    first = np.concatenate((np.zeros(min(1, len(runs)), dtype=np.int64), changes))
+    sizes = np.diff(np.append(first, len(runs)))
+    first, sizes = first[wanted[first]], sizes[wanted[first]]
     counts = -(-sizes // tile_rows)
     step = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     starts = np.repeat(first, counts) + step * tile_rows
     return starts, np.minimum(tile_rows, np.repeat(first + sizes, counts) - starts)
 
 
-def _ranges(rows: Rows, starts: I64, block: int, window: int | None) -> I32:
+def _over_tiles(reduce: np.ufunc, values: I64, starts: I64, counts: I64) -> I64:
+    """`reduce` over the rows of each tile [Q]."""
+    bounds = np.stack((starts, starts + counts), axis=1).reshape(-1)
+    reduced: I64 = reduce.reduceat(np.append(values, 0), bounds)[::2] if len(starts) else starts
+    return reduced
+
+
+def _ranges(rows: Rows, starts: I64, counts: I64, block: int, window: int | None) -> I32:
     """[Q, 3] of one window; see `TilePlan`."""
-    last = -(-np.maximum.reduceat(rows.limits, starts) // block)
+    last = -(-_over_tiles(np.maximum, rows.limits, starts, counts) // block)
     first = np.zeros_like(starts)
     if window is not None:
-        first = np.maximum(0, np.minimum.reduceat(rows.positions, starts) - window + 1) // block
+        first = np.maximum(0, _over_tiles(np.minimum, rows.positions, starts, counts) - window + 1) // block
     return np.stack((np.minimum(first, last), last, rows.bases[starts]), axis=1).astype(np.int32)
 
 
@@ -243,11 +263,11 @@ def plan_tiles(found: Paths, *, tile_rows: int, block: int, windows: Sequence[in
     windows     the distinct windows of the layers (None: full)
     """
     rows = found.rows
-    starts, counts = _tile_starts(rows.trees, tile_rows)
+    starts, counts = tile_starts(2 * rows.trees + rows.by_position, tile_rows, ~rows.by_position)
     offsets, keys, depths, slots = _key_tiles(found, starts, tile_rows, block // SPAN)
     return TilePlan(
         tiles=np.stack((starts, counts, offsets[:-1], offsets[1:]), axis=1).astype(np.int32),
-        ranges={window: _ranges(rows, starts, block, window) for window in set(windows)},
+        ranges={window: _ranges(rows, starts, counts, block, window) for window in set(windows)},
         keys=np.where(keys < 0, keys[:, :1], keys).astype(np.int32),
         depths=depths.astype(np.int32),
         slots=slots,
