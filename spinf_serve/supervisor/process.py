@@ -46,6 +46,8 @@ class Process:
         self.ready_since: float | None = None
         self.set_up = False
         self.busy_s = 0.0
+        self.last_words = ""  # why it ends, where it could say so
+        self._killed = False
         self._outbox: Outbox | None = None
         self._moved = now  # the last step of its start
         self._heard = now
@@ -94,7 +96,12 @@ class Process:
             log.error("message not sent", extra=facts(child=self.name, error=str(error)))
 
     def overdue(self, now: float, watchdog_s: float) -> str | None:
-        """Why this child counts as hung, or None. `watchdog_s` bounds one engine pass, 0 = no bound."""
+        """Why this child counts as hung, or None. `watchdog_s` bounds one engine pass, 0 = no bound.
+
+        Who was killed already is not asked again: giving its memory back takes a large process a while.
+        """
+        if self._killed:
+            return None
         if self._outbox is None:
             return f"no hello within {HELLO_S:.0f} s" if now - self._moved > HELLO_S else None
         silence = (SILENCE_S if self.ready else LOADING_SILENCE_S)[self.role]
@@ -116,6 +123,7 @@ class Process:
     def kill(self) -> None:
         """SIGKILL: it also ends a stopped process. The death is noticed by `exit_status`."""
         if self._popen.returncode is None:
+            self._killed = True
             os.kill(self.pid, signal.SIGKILL)
 
     def wait(self, timeout_s: float) -> bool:

@@ -16,6 +16,7 @@ from spinf_serve import logs
 from spinf_serve.refusal import StartRefused
 from spinf_serve.supervisor import process, rundir
 from spinf_serve.supervisor.listen import PortTaken, listen, url_of
+from spinf_serve.supervisor.loop import Supervisor
 from spinf_serve.supervisor.process import Process, child_environment, death_of
 from spinf_serve.supervisor.restarts import CrashWindow, Replacements
 from spinf_serve.supervisor.rundir import RunDir, clean_stale, owner_pid, start_time
@@ -164,6 +165,20 @@ def test_how_long_a_child_may_be_silent(monkeypatch: pytest.MonkeyPatch, role: s
     assert child.overdue(3.1 + seconds, watchdog_s=0.0) == f"no heartbeat for {seconds:.0f} s"
     child.forgive(0.2)
     assert child.overdue(3.1 + seconds, watchdog_s=0.0) is None
+
+
+def test_a_hung_child_is_killed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large process needs a moment to die, and the supervisor looks ten times a second."""
+    monkeypatch.setattr(process, "Outbox", Mock())
+    monkeypatch.setattr(subprocess, "Popen", lambda *_args, **_more: Mock(pid=4_000_000, returncode=None))
+    signals = Mock()
+    monkeypatch.setattr(os, "kill", signals)
+    child = Process("engine", Mock(), now=0.0)
+    child.hello("ipc://x", 1.0)
+    supervisor = Mock(_processes={child.name: child}, _settings=Mock(watchdog=0.0))
+    for tick in range(5):
+        Supervisor._watch(supervisor, 1000.0 + tick / 10)
+    assert signals.call_count == 1
 
 
 def test_deaths_have_names() -> None:
