@@ -18,7 +18,7 @@ from spinf_serve.supervisor import exit_codes
 from spinf_serve.supervisor.pack_loading import PackLoading
 from spinf_serve.supervisor.process import Process, death_of
 from spinf_serve.supervisor.resolution import Resolution
-from spinf_serve.supervisor.restarts import CrashWindow, Replacements
+from spinf_serve.supervisor.restarts import ENGINE_CRASHES, FAILED_STARTS, CrashWindow, Replacements
 from spinf_serve.supervisor.rundir import RunDir
 from spinf_serve.supervisor.signals import STOP, Signals
 from spinf_serve.supervisor.stop import stop_processes
@@ -49,9 +49,6 @@ GAP_S = 2.0
 """A loop turn that took longer was not ours to spend: the whole group was stopped, or the machine was."""
 LAST_WORDS_S = 0.3
 """For the last message of a child that ended by itself to arrive after its death was seen."""
-ENGINE_CRASHES = (3, 600.0)
-"""Exit code 3 at the third crash within 10 minutes."""
-FAILED_STARTS = 5
 
 
 class Supervisor:
@@ -72,6 +69,7 @@ class Supervisor:
         self._processes: dict[str, Process] = {}
         self._due: list[tuple[float, str]] = []
         self._serving = Serving()
+        self._stats: EngineStats | None = None  # the last of the engine that runs, for a frontend that comes later
         self._engine_crashes = CrashWindow(*ENGINE_CRASHES, first_s=0.5, most_s=30.0)
         self._replacements = {
             "frontend": Replacements(FAILED_STARTS, first_s=0.5, most_s=5.0),
@@ -152,6 +150,8 @@ class Supervisor:
         process.set_up = True
         process.moved(now)
         if process.role == "frontend":
+            if self._stats is not None:
+                process.send(self._stats)  # before its set-up: there when HTTP is served
             listeners = tuple(opened.fileno() for opened in self._sockets)
             config = settings.frontend_config(model)
             process.send(FrontendSetup(config, settings.log_format, listeners, self._serving))
@@ -221,6 +221,7 @@ class Supervisor:
             case Fatal():
                 self._fatal(process, message)
             case EngineStats():
+                self._stats = message.without_samples()
                 if frontend := self._one("frontend"):
                     frontend.send(message)
             case Degraded():
@@ -250,6 +251,7 @@ class Supervisor:
             self._publish(phase="ready", live=True, error=None)
 
     def _fatal(self, process: Process, message: Fatal) -> None:
+        process.last_words = message.reason
         if message.curable:
             log.error("%s: %s", process.name, message.reason)
         else:
@@ -304,7 +306,7 @@ class Supervisor:
         log.error("%s died", process.name, extra=facts(status=death_of(status)))
         served_s = None if process.ready_since is None else now - process.ready_since
         if process.role == "engine":
-            self._engine_died(now)
+            self._engine_died(process, now)
         elif process.role == "preprocess":
             self._publish(workers_lost=self._serving.workers_lost + 1)
             if frontend := self._one("frontend"):
@@ -326,7 +328,8 @@ class Supervisor:
         else:
             self._due.append((now + wait_s, role))
 
-    def _engine_died(self, now: float) -> None:
+    def _engine_died(self, engine: Process, now: float) -> None:
+        self._stats = None
         phase = "restarting" if self._serving.live else "loading"
         error = "the engine is being restarted" if self._serving.live else None
         restarts = self._serving.engine_restarts + 1
@@ -335,9 +338,9 @@ class Supervisor:
         wait_s = self._engine_crashes.crashed(now)
         if wait_s is None:
             limit, window_s = ENGINE_CRASHES
-            self._give_up(
-                exit_codes.ENGINE_CRASHED, f"the engine crashed {limit} times within {window_s / 60:.0f} minutes"
-            )
+            reason = f"the engine crashed {limit} times within {window_s / 60:.0f} minutes"
+            last = f", the last time: {engine.last_words}" if engine.last_words else ""
+            self._give_up(exit_codes.ENGINE_CRASHED, reason + last)
         elif not self._stop_deadline:
             self._due.append((now + wait_s, "engine"))
 

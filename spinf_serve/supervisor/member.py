@@ -38,6 +38,10 @@ class CannotStart(Exception):
     """Nothing that a restart could cure; the message is for the person who started the server."""
 
 
+class CannotStartNow(Exception):
+    """What may be over when the process is started again; the message is for the log, and quotes no request."""
+
+
 class Progress:
     """What the main loop does, for the heartbeat thread. `enter`/`leave` around a step, or `tick` in a free loop."""
 
@@ -147,6 +151,9 @@ def run_child(role: str, main: Callable[[Member], None]) -> int:
         return 0
     except (CannotStart, WireError) as error:
         member.fail(str(error), curable=False)
+        return 1
+    except CannotStartNow as error:
+        member.fail(str(error), curable=True)
         return 1
     except Exception as error:
         log.exception("the process cannot go on")

@@ -2,6 +2,10 @@
 
 from collections import deque
 
+ENGINE_CRASHES = (3, 600.0)
+"""Exit code 3 at the third crash within 10 minutes."""
+FAILED_STARTS = 5
+
 
 class CrashWindow:
     """Gives up after `limit` crashes within `window_s`; the wait before a restart doubles from `first_s`."""

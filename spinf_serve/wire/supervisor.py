@@ -1,6 +1,6 @@
 """Messages that the supervisor receives. `sender` is a child's name, `<role>-<pid>`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spinf_serve.plan import F32, EngineInfo
@@ -60,6 +60,10 @@ class EngineStats:
     numbers: dict[str, Any]
     pass_tokens: F32
     pass_occupancy: F32
+
+    def without_samples(self) -> "EngineStats":
+        """Counters and gauges alone: they may be told twice."""
+        return replace(self, pass_tokens=self.pass_tokens[:0], pass_occupancy=self.pass_occupancy[:0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spinf_serve.wire.registry import PROTOCOL_VERSION
-from tests.processes.acts import hold_engine, in_background, wait_in_flight, wait_workers
+from tests.processes.acts import hold_engine, in_background, replaced, wait_in_flight, wait_workers
 from tests.support.plant import light
 from tests.support.server import ServerProcess, body_of, stat_of, wait_for
 
@@ -116,6 +116,100 @@ module.ScoringEngine.step = step
         server.wait_ready()
         assert server.post(body_of()).status_code == 200
         assert server.metric("spinf_engine_restarts_total") == 1
+
+
+@pytest.mark.parametrize(
+    ("raised", "reason", "traced"),
+    [
+        ('NotNow("only 2.0 GiB are free: another process holds the rest")', "only 2.0 GiB are free: another", False),
+        (r'RuntimeError("CUDA error: out of memory\nSearch for it")', "CUDA error: out of memory", True),
+    ],
+    ids=["foreseen", "unforeseen"],
+)
+def test_starts_that_fail_say_why(
+    tiny_checkpoint: Path, tmp_path: Path, raised: str, reason: str, traced: bool
+) -> None:
+    """In the supervisor's line of each and in its last word; a traceback only of what nobody foresaw."""
+    code = f"""
+import workers.engine.engine as module
+from workers.engine.errors import NotNow
+def load(config, on_progress=None):
+    raise {raised}
+module.ScoringEngine.load = load
+"""
+    with ServerProcess(tiny_checkpoint, tmp_path, ready=False, env=light(tmp_path / "plant", engine=code)) as server:
+        assert server.wait(60) == 3
+    said = [line for line in server.lines if f"the model cannot be loaded: {reason}" in line]
+    assert sum(" supervisor[" in line for line in said) == 3
+    last = f"the last time: the model cannot be loaded: {reason}"
+    assert said[-1].startswith(f"spinf-serve: the engine crashed 3 times within 10 minutes, {last}")
+    assert not any("Search for it" in line for line in said)
+    assert ("Traceback" in server.log) is traced
+
+
+@pytest.mark.parametrize(
+    ("raised", "reason"),
+    [
+        ('OSError(errno.ENOSPC, "No space left", "/full/x")', "[Errno 28] No space left: '/full/x'"),
+        ('KeyError("warm-up", 0)', "KeyError('warm-up', 0)"),
+    ],
+    ids=["full disk", "bug"],
+)
+def test_what_no_restart_cures_ends_the_start(tiny_checkpoint: Path, tmp_path: Path, raised: str, reason: str) -> None:
+    code = f"""
+import errno
+import workers.engine.engine as module
+def warm_up(self, on_progress):
+    raise {raised}
+module.ScoringEngine.warm_up = warm_up
+"""
+    with ServerProcess(tiny_checkpoint, tmp_path, ready=False, env=light(tmp_path / "plant", engine=code)) as server:
+        assert server.wait(60) == 1
+    assert f"spinf-serve: the model cannot be loaded: {reason}\n" in server.log
+    assert server.log.count("started engine-") == 1
+
+
+def test_memory_is_shown_as_long_as_an_engine_holds_it(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """From ready on without a call, to a new frontend too, and nothing between two engines."""
+    code = """
+import os, pathlib, time
+import workers.engine.engine as module
+kept_load, kept_stats = module.ScoringEngine.load, module.ScoringEngine.stats
+def load(config, on_progress=None):
+    while pathlib.Path(FLAG).exists():
+        time.sleep(0.01)
+    return kept_load(config, on_progress)
+def stats(self):
+    return kept_stats(self) | {"memory_bytes": os.getpid(), "weights_bytes": 5, "peak_bytes": 6, "busy_s": 2.0}
+module.ScoringEngine.load, module.ScoringEngine.stats = load, stats
+""".replace("FLAG", repr(str(tmp_path / "flag")))
+
+    def shown() -> list[float]:
+        parts = [server.metric("spinf_gpu_memory_part_bytes", part=part) for part in ("weights", "peak", "stored")]
+        return [server.metric("spinf_gpu_memory_bytes"), *parts]
+
+    with ServerProcess(tiny_checkpoint, tmp_path, env=light(tmp_path / "plant", engine=code)) as server:
+        engine = server.child("engine")
+        assert shown() == [engine, 5, 6, 0]
+        frontend = server.child("frontend")
+        os.kill(frontend, signal.SIGKILL)
+        replaced(server, "frontend", {frontend})
+        server.wait_ready()
+        assert shown() == [engine, 5, 6, 0]
+        assert server.metric("spinf_pass_tokens_count") == 0
+        (tmp_path / "flag").touch()
+        os.kill(engine, signal.SIGKILL)
+        wait_for(lambda: not server.is_ready(), "the engine's death")
+        assert shown() == [0, 0, 0, 0]
+        frontend = server.child("frontend")
+        os.kill(frontend, signal.SIGKILL)
+        replaced(server, "frontend", {frontend})
+        wait_for(lambda: server.get("/livez").status_code == 200, "the next frontend")
+        assert shown() == [0, 0, 0, 0]
+        (tmp_path / "flag").unlink()
+        server.wait_ready()
+        assert shown() == [server.child("engine"), 5, 6, 0]
+        assert server.child("engine") != engine
 
 
 @pytest.mark.parametrize("role", ["frontend", "preprocess", "engine"])

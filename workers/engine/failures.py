@@ -1,6 +1,8 @@
 """What a failed pass means: for its caller, and for the device."""
 
+import errno
 import logging
+from typing import TypeGuard
 
 import torch
 
@@ -9,6 +11,7 @@ from spinf_serve.protocol.errors import RequestError
 log = logging.getLogger(__name__)
 
 _OUT_OF_MEMORY = ("allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -16,6 +19,11 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
     )
+
+
+def is_unwritable(error: Exception) -> TypeGuard[OSError]:
+    """Whether a file found no room, or a file system that takes none: nobody changes that between two starts."""
+    return isinstance(error, OSError) and error.errno in _UNWRITABLE
 
 
 def request_error(error: Exception) -> RequestError:

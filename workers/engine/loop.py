@@ -134,6 +134,7 @@ class EngineLoop:
 
     def run(self) -> None:
         """Work until told to stop (raises Stopped)."""
+        self._member.tell(self._stats())  # before any call: what the model holds is known
         self._member.tell(ChildReady(self._member.name, self._engine.info))
         self._post = Post(self._member)
         try:
@@ -207,9 +208,12 @@ class EngineLoop:
         if self._stats_due is None or now < self._stats_due:
             return
         self._stats_due = None if not self._engine.has_work else now + STATS_S
+        self._post.send("", self._stats())
+
+    def _stats(self) -> EngineStats:
         numbers = dict(self._engine.stats())
         samples = np.asarray(numbers.pop("pass_samples"), dtype=np.float32).reshape(-1, 2)
-        self._post.send("", EngineStats(self._member.name, numbers, samples[:, 0], samples[:, 1]))
+        return EngineStats(self._member.name, numbers, samples[:, 0], samples[:, 1])
 
     def _end_if_degraded(self) -> None:
         """Raises RuntimeError once every call is answered: the supervisor starts another engine."""

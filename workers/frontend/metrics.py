@@ -99,7 +99,9 @@ class Metrics:
         self._totals[key] = total
 
     def serving(self, serving: Serving) -> None:
-        """The supervisor's counters and what is served."""
+        """The supervisor's counters and what is served. A dead engine holds no memory any more."""
+        if serving.engine_restarts > self._totals.get("restarts", 0):
+            self._set_memory({})
         self._raise_to(self._restarts, "restarts", serving.engine_restarts)
         self._raise_to(self._lost, "lost", serving.workers_lost)
         if serving.info is not None:
@@ -113,14 +115,17 @@ class Metrics:
             self._totals.pop("busy_s", None)
             self._totals.pop("late_compiles", None)
         self._raise_to(self._gpu_s, "busy_s", float(stats.numbers.get("busy_s", 0.0)))
-        self._gpu_memory.set(stats.numbers.get("memory_bytes", 0))
-        for part, number in _MEMORY_PARTS.items():
-            self._gpu_memory_part.labels(part).set(stats.numbers.get(number, 0))
+        self._set_memory(stats.numbers)
         self._raise_to(self._late_compiles, "late_compiles", float(stats.numbers.get("late_compiles", 0)))
         for tokens in stats.pass_tokens:
             self._pass_tokens.observe(float(tokens))
         for share in stats.pass_occupancy:
             self._pass_occupancy.observe(float(share))
+
+    def _set_memory(self, numbers: dict[str, Any]) -> None:
+        self._gpu_memory.set(numbers.get("memory_bytes", 0))
+        for part, number in _MEMORY_PARTS.items():
+            self._gpu_memory_part.labels(part).set(numbers.get(number, 0))
 
     def render(self, *, running: int, waiting: int, dropped: int) -> bytes:
         """The text of /metrics."""
