@@ -10,6 +10,7 @@ import numpy as np
 
 from spinf_serve.plan import F32, EngineInfo
 from tests.engine.support import engine_config
+from workers.engine.clock import Clock
 from workers.engine.engine import ScoringEngine
 from workers.engine.memory import Memory
 from workers.engine.packing import PackedPass
@@ -107,9 +108,10 @@ class FakeRunner:
 
 @dataclass
 class FakeAllocator:
-    """`held`: bytes of tensors."""
+    """`held`: bytes of tensors; `foreign`: of other processes."""
 
     held: int = 0
+    foreign: int = 0
     most: int = 0
     cached: int = 0
     alive: bool = True
@@ -131,6 +133,9 @@ class FakeAllocator:
     def reserved(self) -> int:
         return self.held + self.cached
 
+    def elsewhere(self) -> int:
+        return self.foreign
+
     def release(self) -> None:
         self.cached, self.releases = 0, self.releases + 1
 
@@ -139,7 +144,12 @@ class FakeAllocator:
 
 
 def fake_engine(
-    runner: FakeRunner, memory: FakeAllocator | None = None, *, invariant: bool = True, **settings: Any
+    runner: FakeRunner,
+    memory: FakeAllocator | None = None,
+    *,
+    invariant: bool = True,
+    clock: Clock | None = None,
+    **settings: Any,
 ) -> ScoringEngine:
     """An engine on a fake device, passes of 100 tokens."""
     config = engine_config(Path("nowhere"), **{"device": "cuda:0", "token_budget": 100, "max_tokens": 300, **settings})
@@ -147,4 +157,4 @@ def fake_engine(
     held = None if memory is None else Memory(memory)
     if held is not None:
         held.loaded()
-    return ScoringEngine(config, runner, info, memory=held, window=16)
+    return ScoringEngine(config, runner, info, memory=held, window=16, clock=clock)

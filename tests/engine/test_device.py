@@ -139,6 +139,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> CpuCard:
     monkeypatch.setattr(load, "open_card", lambda _device: found)
     monkeypatch.setattr(CompileCounter, "listen", lambda self: None)
     monkeypatch.setattr(load, "CudaAllocator", lambda _device: FakeAllocator(held=7))
+    monkeypatch.setattr(load, "CudaClock", lambda: None)
     monkeypatch.setattr(load, "_cuda_runner", lambda model: Runner(model, RowRule()))
     return found
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from spinf_serve.config import EngineConfig
 from spinf_serve.plan import F32, Completion, EngineInfo, ScorePlan
+from workers.engine.clock import Clock
 from workers.engine.compiles import CompileCounter
 from workers.engine.failures import is_out_of_memory, request_error
 from workers.engine.load import Report, load
@@ -54,13 +55,15 @@ class ScoringEngine:
         window: int = 0,
         memory: Memory | None = None,
         compiles: CompileCounter | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        """Use `load`. window: the largest of the model's layers, for the warm-up; memory, compiles: on a GPU."""
+        """Use `load`. window: the largest of the model's layers, for the warm-up; memory, compiles, clock: on a GPU."""
         self.config, self.info = config, info
         self.degraded: str | None = None
         self.host_turn: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
         """Entered for the host's work of a pass, where other threads of the process compute too: see `Turns.first`."""
         self._runner, self._window, self._memory, self._compiles = runner, window, memory, compiles
+        self._clock = clock
         self._is_async = hasattr(runner, "launch")
         self._scheduler = Scheduler(config.token_budget, config.max_tokens, shared=info.batch_invariant)
         self._numbers = itertools.count()
@@ -89,6 +92,7 @@ class ScoringEngine:
             window=loaded.model_config.sliding_window,
             memory=loaded.memory,
             compiles=loaded.compiles,
+            clock=loaded.clock,
         )
 
     @property
@@ -221,7 +225,7 @@ class ScoringEngine:
                 staged = self._runner.stage(build_pass(shares))
                 self._pace.staged(time.monotonic() - began)
             ready = time.monotonic()
-            self._in_flight.append(launch(self._runner, staged))
+            self._in_flight.append(launch(self._runner, staged, self._clock))
             self._pace.launched(time.monotonic() - ready)
 
     def _keep_busy(self, arrivals: Callable[[], None] | None) -> None:
@@ -311,7 +315,7 @@ class ScoringEngine:
         for key in [key for key in keys if key in self._tickets]:
             try:
                 staged = self._runner.stage(build_pass([share for share in shares if share.key == key]))
-                running = launch(self._runner, staged)
+                running = launch(self._runner, staged, self._clock)
                 values = running.pending.wait()
             except Exception as own_error:
                 self._raise_if_lost(own_error)
@@ -326,7 +330,7 @@ class ScoringEngine:
 
     def _hand_out(self, flight: InFlight, values: F32) -> None:
         packed, pass_tokens = flight.staged.packed, flight.tokens
-        started, ended = max(flight.launched, self._last_end), time.monotonic()
+        started, ended = flight.times(self._last_end)
         self._last_end = ended
         self._stats.ran(pass_tokens, flight.staged.padded_tokens, ended - started)
         self._pace.ran(pass_tokens, ended - started)

@@ -14,6 +14,7 @@ from torch import nn
 from spinf_serve import __version__
 from spinf_serve.config import EngineConfig
 from spinf_serve.plan import EngineInfo
+from workers.engine.clock import Clock, CudaClock
 from workers.engine.compiles import CompileCounter
 from workers.engine.device import (
     check_memory,
@@ -51,13 +52,14 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What an engine runs on. `memory` and `compiles` are None on the CPU."""
+    """What an engine runs on. `memory`, `compiles` and `clock` are None on the CPU."""
 
     runner: AnyRunner
     info: EngineInfo
     model_config: GemmaConfig
     memory: Memory | None = None
     compiles: CompileCounter | None = None
+    clock: Clock | None = None
 
 
 def load(config: EngineConfig, report: Report | None) -> Loaded:
@@ -138,7 +140,7 @@ def _load_cuda(config: EngineConfig, report: Report | None) -> Loaded:
         versions=versions() | {"cuda": torch.version.cuda, "triton": _installed("triton")},
         load_s=time.monotonic() - started,
     )
-    return Loaded(_cuda_runner(model), info, facts, memory, compiles)
+    return Loaded(_cuda_runner(model), info, facts, memory, compiles, CudaClock())
 
 
 def _cuda_runner(model: GemmaModel) -> AnyRunner:

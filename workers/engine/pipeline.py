@@ -2,11 +2,13 @@
 
 import math
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from spinf_serve.plan import F32
+from workers.engine.clock import Clock
 from workers.engine.packing import PackedPass, Share
 
 
@@ -66,11 +68,16 @@ class _RunsInWait:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A launched pass whose values were not read yet. `launched`: monotonic seconds."""
+    """A launched pass whose values were not read yet.
+
+    launched  monotonic seconds when the launch began: a small pass is over when it ends
+    took      seconds that the device had it, once it was read; None where nobody but the host knows
+    """
 
     staged: Any
     pending: PendingPass
     launched: float
+    took: Callable[[], float] | None = None
 
     @property
     def shares(self) -> tuple[Share, ...]:
@@ -83,16 +90,27 @@ class InFlight:
         """Real tokens."""
         return len(self.staged.packed.tokens)
 
+    def times(self, free: float) -> tuple[float, float]:
+        """From when to when it ran, in monotonic seconds, right after it was read. free: the end of the pass before.
+
+        The host sees an end late while it launches another pass; what the device says counts more.
+        """
+        started, seen = max(self.launched, free), time.monotonic()
+        return started, seen if self.took is None else min(seen, started + self.took())
+
     def holds(self, key: Hashable) -> bool:
         """Whether it computes anything for this request."""
         return any(share.key == key for share in self.shares)
 
 
-def launch(runner: AnyRunner, staged: Any) -> InFlight:
-    """Start a pass, on a device that works beside the host where there is one."""
+def launch(runner: AnyRunner, staged: Any, clock: Clock | None = None) -> InFlight:
+    """Start a pass, on a device that works beside the host where there is one. clock: that device's."""
     start = getattr(runner, "launch", None)
+    began = time.monotonic()
+    first = None if clock is None else clock.mark()
     pending: PendingPass = _RunsInWait(runner, staged) if start is None else start(staged)
-    return InFlight(staged, pending, time.monotonic())
+    took = None if clock is None else partial(clock.seconds, first, clock.mark())
+    return InFlight(staged, pending, began, took)
 
 
 @dataclass(slots=True)
