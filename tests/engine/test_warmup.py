@@ -66,12 +66,22 @@ def test_on_the_cpu_one_short_pass_is_enough() -> None:
         assert len(runner.staged) == count
 
 
+SMALL = (1, 2, 3, 5, 11, 12, 13, 14, 16, 25, 64, 1000)
+
+
 @pytest.mark.parametrize("level", ["full", "short"])
-@pytest.mark.parametrize(("budget", "most"), [(16_384, 65_536), (64, 64), (16, 20)])
-def test_plans_are_well_formed(level: str, budget: int, most: int) -> None:
-    config = engine_config(Path("nowhere"), token_budget=budget, max_tokens=most, warmup=level)
-    for one in warmup_passes(config, WINDOW):
-        check_plan(one.plan, 10, most)
+@pytest.mark.parametrize("most", [*SMALL[1:], 2048])
+def test_every_allowed_budget_starts(level: str, most: int) -> None:
+    """With plans that a request could have, in passes of the budget at most, unless a piece is larger."""
+    for budget in SMALL:
+        config = engine_config(Path("nowhere"), token_budget=budget, max_tokens=most, warmup=level)
+        for one in warmup_passes(config, WINDOW):
+            check_plan(one.plan, 10, most)
+            assert 1 <= one.budget <= budget
+        runner = FakeRunner()
+        fake_engine(runner, FakeAllocator(), token_budget=budget, max_tokens=most, warmup=level).warm_up()
+        sizes = [len(staged.packed.tokens) for staged in runner.staged]
+        assert max(sizes) > 0.5 * budget, "a full pass"
 
 
 def test_plan() -> None:

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 _SHORT = 256
 _BRANCH = 12  # tokens: a common question's length
 _CONTENT = 512  # tokens: a common content's length
+_BRANCHES = 32
 KEY = "warm-up"
 
 
@@ -64,18 +65,38 @@ def warmup_plan(contents: list[int], branches: int, branch: int = _BRANCH) -> Sc
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Lengths:
+    """Of common requests, in tokens, and within what a request may have where that is less: 1 and 1 at least."""
+
+    branch: int
+    content: int
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> "_Lengths":
+        branch = min(_BRANCH, config.max_tokens - 1)
+        return cls(branch, min(_CONTENT, config.max_tokens - branch))
+
+
 def short_pass(config: EngineConfig) -> WarmupPass:
     """Half content, half questions."""
+    common = _Lengths.of(config)
     tokens = min(_SHORT, config.token_budget)
-    content = max(1, tokens // 2)
-    return WarmupPass("a short pass", warmup_plan([content], (tokens - content) // _BRANCH), config.token_budget)
+    content = min(common.content, max(1, tokens // 2))
+    plan = warmup_plan([content], (tokens - content) // common.branch, common.branch)
+    return WarmupPass("a short pass", plan, config.token_budget)
 
 
 def budget_pass(config: EngineConfig) -> WarmupPass:
     """Contents and questions of common lengths, as many as the budget holds."""
-    job = _CONTENT + 32 * _BRANCH
-    jobs = config.token_budget // job
-    plan = warmup_plan([_CONTENT] * jobs, 32) if jobs else warmup_plan([config.token_budget], 0)
+    common = _Lengths.of(config)
+    jobs = config.token_budget // (common.content + _BRANCHES * common.branch)
+    if jobs:
+        plan = warmup_plan([common.content] * jobs, _BRANCHES, common.branch)
+    else:
+        content = min(config.token_budget, config.max_tokens)
+        number, rest = divmod(config.token_budget, content)
+        plan = warmup_plan([content] * number + [rest] * bool(rest), 0)
     return WarmupPass(f"a pass of {len(plan.tokens)} tokens", plan, config.token_budget)
 
 
@@ -89,15 +110,21 @@ def warmup_passes(config: EngineConfig, window: int) -> list[WarmupPass]:
         return []
     if config.warmup == "short":
         return [short_pass(config), budget_pass(config)]
+    common = _Lengths.of(config)
+    branch = common.branch
     over = min(most, window + _CONTENT)
-    split = min(_CONTENT, budget // 2)
+    split = min(common.content, max(1, budget // 2))
     rows = max(1, min(budget // 2, 4096))
     return [
         WarmupPass("one token", warmup_plan([1], 0), budget),
         short_pass(config),
         WarmupPass(f"the longest input, {most} tokens", warmup_plan([most - 1], 1, 1), budget, optional=most > budget),
-        WarmupPass("a content over the window", warmup_plan([max(1, over - _BRANCH)], 1), budget),
-        WarmupPass("questions over several passes", warmup_plan([split], 3 * (split // _BRANCH + 1)), 2 * split),
+        WarmupPass("a content over the window", warmup_plan([over - branch], 1, branch), budget),
+        WarmupPass(
+            "questions over several passes",
+            warmup_plan([split], 3 * (split // branch + 1), branch),
+            min(budget, 2 * split),
+        ),
         WarmupPass("many questions of one token", warmup_plan([1] * 8, rows // 8, 1), budget),
         budget_pass(config),
     ]
