@@ -125,14 +125,22 @@ def compiler_refusal() -> str | None:
         return "CC is set but empty, and Triton takes it for the C compiler: unset it"
     if compiler is None:
         return f"no C compiler is found (gcc, clang, or CC), which Triton needs: install {_PACKAGES}"
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "launcher.c")
-        source.write_text(_LAUNCHER, encoding="utf-8")
-        command = [compiler, str(source), "-shared", "-fPIC", f"-I{_headers()}", "-o", str(Path(folder, "launcher.so"))]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
-        except (OSError, subprocess.SubprocessError) as error:
-            return f"the C compiler {compiler} cannot be run ({error}): install {_PACKAGES}"
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder, "launcher.c")
+            source.write_text(_LAUNCHER, encoding="utf-8")
+            return _trial(compiler, source)
+    except OSError as error:  # a full disk, or no directory at all
+        return f"temporary files cannot be written, and Triton compiles there ({error}): set TMPDIR"
+
+
+def _trial(compiler: str, source: Path) -> str | None:
+    """Why a launcher cannot be compiled, beside its source."""
+    command = [compiler, str(source), "-shared", "-fPIC", f"-I{_headers()}", "-o", str(source.with_suffix(".so"))]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"the C compiler {compiler} cannot be run ({error}): install {_PACKAGES}"
     if not done.returncode:
         return None
     said = next((line.strip() for line in done.stderr.splitlines() if "error" in line), "no reason given")

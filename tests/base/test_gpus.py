@@ -1,6 +1,7 @@
 """What the driver's answers mean for a start. No GPU, no torch."""
 
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -134,6 +135,18 @@ def test_a_compiler_without_headers_is_quoted(
 def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CC", str(tmp_path / "nowhere"))
     assert "cannot be run" in (compiler_refusal() or "")
+
+
+def test_no_room_for_what_the_compiler_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CC", str(script(tmp_path / "cc", "exit 0")))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        said = compiler_refusal() or ""
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert said.startswith("temporary files cannot be written")
+    assert said.endswith("set TMPDIR")
 
 
 def test_a_machine_is_asked_for_a_compiler_too(monkeypatch: pytest.MonkeyPatch) -> None:

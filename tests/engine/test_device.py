@@ -1,8 +1,12 @@
 """Start checks and the choice of the scheme, on made-up cards; and the way of a GPU's load, on the CPU."""
 
+import contextlib
+import errno
 import json
+import os
+import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +23,7 @@ from workers.engine import device, fingerprint, load, sweep
 from workers.engine.compiles import CompileCounter
 from workers.engine.device import Card, check_driver, check_memory, check_triton, choose_scheme, pass_bytes
 from workers.engine.engine import ScoringEngine
-from workers.engine.errors import LoadError
+from workers.engine.errors import LoadError, NotNow
 from workers.engine.kernels.products import RowRule
 from workers.engine.memory import Memory
 from workers.engine.runner import Runner
@@ -66,7 +70,7 @@ def test_memory_that_can_never_do_is_told_from_memory_that_others_hold() -> None
     check_memory(ADA, 12 * GIB, 10 * GIB)
     with pytest.raises(LoadError, match=r"needs 24\.0 GiB.* NVIDIA L4 has 22\.0 GiB"):
         check_memory(ADA, 14 * GIB, 10 * GIB)
-    with pytest.raises(RuntimeError, match=r"only 5\.0 GiB of 22\.0 GiB are free on NVIDIA L4: another process"):
+    with pytest.raises(NotNow, match=r"only 5\.0 GiB of 22\.0 GiB are free on NVIDIA L4: another process"):
         check_memory(replace(ADA, free=5 * GIB), 12 * GIB, 2 * GIB)
 
 
@@ -76,7 +80,7 @@ def test_a_pass_of_the_12b_is_estimated_within_reason() -> None:
 
 @pytest.mark.parametrize(
     ("driver", "error"),
-    [(Driver(), LoadError), (Driver((13, 0), 0, ()), LoadError), (Driver((13, 0), 802), RuntimeError)],
+    [(Driver(), LoadError), (Driver((13, 0), 0, ()), LoadError), (Driver((13, 0), 802), NotNow)],
 )
 def test_a_driver_that_is_not_ready_may_be_tried_again(driver: Driver, error: type[Exception]) -> None:
     with pytest.raises(error, match="--device cuda:0"):
@@ -88,6 +92,27 @@ def test_no_gpu_is_a_refusal_that_names_the_device(tiny_checkpoint: Path, monkey
     monkeypatch.setattr(device, "read_driver", Driver)
     with pytest.raises(LoadError, match="--device cuda:0: no NVIDIA driver"):
         ScoringEngine.load(engine_config(tiny_checkpoint, device="cuda:0"))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        ("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'", "no memory is left for a start, another"),
+        ("CUDA-capable device(s) is/are busy or unavailable\nSearch", "CUDA-capable device.* busy or unavailable$"),
+    ],
+)
+def test_a_card_without_room_for_a_context_may_be_tried_again(
+    monkeypatch: pytest.MonkeyPatch, error: str, reason: str
+) -> None:
+    def fails(_index: int) -> None:
+        raise torch.AcceleratorError(error)
+
+    monkeypatch.setattr(device, "check_driver", lambda *_: None)
+    monkeypatch.setattr(device, "check_triton", lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_device", fails)
+    with pytest.raises(NotNow, match=f"--device cuda:1 cannot be used now: {reason}") as refused:
+        device.open_card("cuda:1")
+    assert "\n" not in str(refused.value)
 
 
 # Triton
@@ -110,6 +135,43 @@ def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(device, "compiler_refusal", lambda: None)
     monkeypatch.setenv("TRITON_CACHE_DIR", "/proc/self/cache")  # not even root makes a directory there
     with pytest.raises(LoadError, match=r"cannot be kept in /proc/self/cache .* set TRITON_CACHE_DIR"):
+        check_triton()
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """The kernel refuses what goes beyond, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_cache_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes are written to find out. What holds kernels already may be all that is needed."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(device, "compiler_refusal", lambda: None)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    with files_of_at_most(64 << 10):
+        with pytest.raises(LoadError, match=r"cannot be kept in .*/cache \(File too large\): set TRITON_CACHE_DIR$"):
+            check_triton()
+        assert not any((tmp_path / "cache").iterdir())
+        (tmp_path / "cache" / "ABCDEF").mkdir()
+        check_triton()
+
+
+def test_a_full_disk_is_refused_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(device, "compiler_refusal", lambda: None)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(LoadError, match="No space left on device"):
         check_triton()
 
 

@@ -1,5 +1,8 @@
 """The warm-up's list holds every kind of pass; what it compiles is counted, and what comes later is told of."""
 
+import errno
+import os
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +12,10 @@ from spinf_serve.plan import F32
 from tests.engine.fakes import FakeAllocator, FakePending, FakeRunner, FakeStaged, fake_engine
 from tests.engine.support import engine_config, score
 from tests.engine.test_pipeline import a_plan
+from workers.engine import device
 from workers.engine.compiles import CompileCounter
 from workers.engine.engine import ScoringEngine
-from workers.engine.errors import LoadError
+from workers.engine.errors import LoadError, NotNow
 from workers.engine.memory import Memory
 from workers.engine.models import model_config
 from workers.engine.validate import check_plan
@@ -123,6 +127,79 @@ def test_a_longest_input_that_does_not_fit_is_told_of(caplog: pytest.LogCaptureF
 def test_a_budget_that_does_not_fit_ends_the_start() -> None:
     engine = fake_engine(fails_over(1000), FakeAllocator(), token_budget=2000, max_tokens=2000, warmup="full")
     with pytest.raises(LoadError, match=r"2000 tokens does not fit the GPU's memory: lower --token-budget"):
+        engine.warm_up()
+
+
+GONE = 5 << 30
+"""Bytes that another process holds."""
+
+
+def test_a_budget_that_does_not_fit_beside_another_process_may_fit_later(caplog: pytest.LogCaptureFixture) -> None:
+    """Also a single token: the other took all that was left. Nothing is said about the budget."""
+    for tokens in (0, 1000):
+        allocator, runner = FakeAllocator(foreign=GONE), fails_over(tokens)
+        engine = fake_engine(runner, allocator, token_budget=2000, max_tokens=2000, warmup="full")
+        with pytest.raises(NotNow, match=r"does not fit the GPU's memory now: other processes hold 5\.0 GiB$"):
+            engine.warm_up()
+        assert not runner.stored
+    assert "--token-budget" not in caplog.text
+
+
+def test_what_a_context_may_take_is_no_other_process() -> None:
+    engine = fake_engine(fails_over(0), FakeAllocator(foreign=900 << 20), warmup="short")
+    with pytest.raises(LoadError, match="lower --token-budget"):
+        engine.warm_up()
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_process_that_comes_and_goes_is_not_the_budgets_fault(stays: bool) -> None:
+    """Two engines that start on one card take each other's memory, and one may be gone when the other looks."""
+    allocator, failed = FakeAllocator(), 0
+
+    def fault(staged: FakeStaged) -> Exception | None:
+        nonlocal failed
+        if len(staged.packed.tokens) < 1000 or (failed and not stays):
+            return None
+        failed += 1
+        allocator.foreign = GONE if failed > 1 else 0
+        return RuntimeError("CUDA out of memory.")
+
+    engine = fake_engine(FakeRunner(launch_fault=fault), allocator, token_budget=2000, max_tokens=2000, warmup="short")
+    if stays:
+        with pytest.raises(NotNow, match="other processes hold"):
+            engine.warm_up()
+    else:
+        engine.warm_up()
+    assert allocator.releases
+
+
+# Kernels that find no room
+
+
+def test_a_disk_that_fills_while_kernels_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence, and the directory at fault: the cache, or where the compiler works."""
+    pytest.importorskip("triton")
+    places = {"TRITON_CACHE_DIR": tmp_path / "cache", "TMPDIR": tmp_path / "work"}
+    for name, path in places.items():
+        path.mkdir()
+        monkeypatch.setenv(name, str(path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    for name, path in places.items():
+        for reason in (errno.ENOSPC, errno.EDQUOT):
+            full = OSError(reason, os.strerror(reason))
+            runner = FakeRunner(launch_fault=lambda staged, full=full: full)
+            engine = fake_engine(runner, FakeAllocator(), warmup="short")
+            monkeypatch.setattr(device, "_write_error", lambda at, path=path, full=full: full if at == path else None)
+            with pytest.raises(LoadError) as refused:
+                engine.warm_up()
+            said = f"compiled kernels cannot be kept in {path} ({full.strerror}): set {name}"
+            assert str(refused.value) == said
+
+
+def test_other_errors_of_a_disk_are_no_matter_of_room() -> None:
+    runner = FakeRunner(launch_fault=lambda staged: OSError(errno.EIO, "error"))
+    engine = fake_engine(runner, FakeAllocator(), warmup="short")
+    with pytest.raises(OSError, match="error"):
         engine.warm_up()
 
 

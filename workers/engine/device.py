@@ -1,10 +1,11 @@
 """The GPU at start: is everything there that a pass needs, and which scheme does the checkpoint get on this card.
 
 A refusal that no retry cures is a `LoadError`, one sentence each. What may pass (a driver that is not ready yet, memory
-that another process still holds) is a `RuntimeError`: the supervisor tries again.
+that another process still holds) is a `NotNow`: the supervisor tries again.
 """
 
 import importlib
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from pathlib import Path
 import torch
 
 from spinf_serve.gpus import Driver, compiler_refusal, read_driver, refusal
-from workers.engine.errors import LoadError
+from workers.engine.errors import LoadError, NotNow
+from workers.engine.failures import is_out_of_memory, is_unwritable
 
 FP8_CAPABILITY = (8, 9)
 """The first compute capability with fp8 tensor cores."""
@@ -22,6 +24,9 @@ MARGIN = 4 << 30
 """Bytes beside the weights that the automatic choice keeps for passes: without them bf16 does not count as fitting."""
 
 _GIB = 1 << 30
+
+_KERNEL_BYTES = 1 << 20
+"""More than one compiled kernel takes, with all that Triton keeps beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +52,17 @@ class Card:
 
 
 def check_driver(device: str, driver: Driver) -> None:
-    """LoadError where no GPU can be used, RuntimeError where the driver is not ready yet."""
+    """LoadError where no GPU can be used, NotNow where the driver is not ready yet."""
     built = torch.version.cuda
     version = tuple(map(int, built.split(".")[:2])) if built else None
     if reason := refusal(device, driver, version):  # type: ignore[arg-type]  # two numbers
         raise LoadError(reason)
     if driver.status:
-        raise RuntimeError(f"--device {device}: the NVIDIA driver is not ready (error {driver.status})")
+        raise NotNow(f"--device {device}: the NVIDIA driver is not ready (error {driver.status})")
 
 
 def check_triton() -> None:
-    """LoadError where kernels cannot be compiled: no Triton, no C compiler for its launchers, a read-only cache."""
+    """LoadError where kernels cannot be compiled: no Triton, no C compiler for its launchers, no room in the cache."""
     try:
         importlib.import_module("triton")
     except ImportError as error:
@@ -68,27 +73,69 @@ def check_triton() -> None:
 
 
 def _check_cache() -> None:
-    """LoadError where compiled kernels cannot be kept; the directory is Triton's own choice."""
+    """LoadError where compiled kernels cannot be kept.
+
+    A full one that holds some is let pass: it may hold all that are needed, and what is not there the warm-up finds.
+    """
+    path = kernel_cache()
+    error = _write_error(path)
+    if error is not None and not (is_unwritable(error) and _holds_any(path)):
+        raise _no_room(path, error)
+
+
+def kernel_cache() -> Path:
+    """Where Triton keeps compiled kernels: its own choice."""
     from triton import knobs
 
-    path = Path(knobs.cache.dir)
+    return Path(knobs.cache.dir)
+
+
+def compilation_refusal(error: OSError) -> LoadError:
+    """What it means that a file of a compilation found no room: which of its two directories is full."""
+    for path in (kernel_cache(), Path(tempfile.gettempdir())):
+        if found := _write_error(path):
+            return _no_room(path, found)
+    return _no_room(kernel_cache(), error)
+
+
+def _write_error(path: Path) -> OSError | None:
+    """Why a kernel cannot be written into a directory, which is made; None where it can."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
+        with tempfile.TemporaryFile(dir=path) as file:
+            file.write(os.urandom(_KERNEL_BYTES))  # not zeros: some file systems keep none of those
+            file.flush()
+            os.fsync(file.fileno())  # where room is taken late, this is where it lacks
     except OSError as error:
-        reason = error.strerror or error
-        raise LoadError(f"compiled kernels cannot be kept in {path} ({reason}): set TRITON_CACHE_DIR") from None
+        return error
+    return None
+
+
+def _holds_any(path: Path) -> bool:
+    return path.is_dir() and any(path.iterdir())
+
+
+def _no_room(path: Path, error: OSError) -> LoadError:
+    variable = "TRITON_CACHE_DIR" if path == kernel_cache() else "TMPDIR"
+    return LoadError(f"compiled kernels cannot be kept in {path} ({error.strerror or error}): set {variable}")
 
 
 def open_card(device: str) -> Card:
-    """The card behind `device` (cuda:N), once driver and compiler are checked; torch's default device afterwards."""
+    """The card behind `device` (cuda:N), once driver and compiler are checked; torch's default device afterwards.
+
+    LoadError, NotNow.
+    """
     check_driver(device, read_driver())
     check_triton()
     index = int(device.partition(":")[2] or 0)
-    torch.cuda.set_device(index)  # the context is made here: a card that is held exclusively raises RuntimeError
-    facts = torch.cuda.get_device_properties(index)
-    free, total = torch.cuda.mem_get_info(index)
+    try:
+        torch.cuda.set_device(index)  # the context is made here: for want of memory, or of a card, it may fail
+        facts = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+    except RuntimeError as error:
+        said = str(error).partition("\n")[0]
+        reason = "no memory is left for a start, another process holds it" if is_out_of_memory(error) else said
+        raise NotNow(f"--device {device} cannot be used now: {reason}") from error
     return Card(index, facts.name, (facts.major, facts.minor), facts.multi_processor_count, total, free)
 
 
@@ -120,13 +167,13 @@ def choose_scheme(quant: str, card: Card, *, has_scales: bool, bf16_bytes: int) 
 
 
 def check_memory(card: Card, weights: int, pass_bytes: int) -> None:
-    """Weights and one pass must fit. LoadError: the card is too small; RuntimeError: others hold its memory."""
+    """Weights and one pass must fit. LoadError: the card is too small; NotNow: others hold its memory."""
     needed = weights + pass_bytes
     parts = f"{_gib(weights)} for the weights and about {_gib(pass_bytes)} for a pass (see --token-budget, --quant)"
     if needed > card.total:
         raise LoadError(f"the model needs {_gib(needed)}, {parts}, and {card.name} has {_gib(card.total)}")
     if needed > card.free:
-        raise RuntimeError(
+        raise NotNow(
             f"the model needs {_gib(needed)}, {parts}, and only {_gib(card.free)} of {_gib(card.total)} are free on "
             f"{card.name}: another process holds the rest"
         )

@@ -13,6 +13,9 @@ log = logging.getLogger(__name__)
 LEAK = 1 << 30
 """Bytes over the idle level that mark the engine degraded."""
 
+OWN = 1 << 30
+"""Bytes that a process may take from a device beside its tensors: the context, kernels, the libraries' own."""
+
 
 class Allocator(Protocol):
     """What is asked of a device and its allocator, in bytes."""
@@ -31,6 +34,9 @@ class Allocator(Protocol):
 
     def reserved(self) -> int:
         """Taken from the device, tensors and the allocator's own cache."""
+
+    def elsewhere(self) -> int:
+        """Neither free nor reserved here: this process's context, and all that other processes took."""
 
     def release(self) -> None:
         """Give back what no tensor holds."""
@@ -59,6 +65,10 @@ class CudaAllocator:
 
     def reserved(self) -> int:
         return torch.cuda.memory_reserved(self._device)
+
+    def elsewhere(self) -> int:
+        free, total = torch.cuda.mem_get_info(self._device)
+        return total - free - self.reserved()
 
     def release(self) -> None:
         torch.cuda.empty_cache()
@@ -104,6 +114,11 @@ class Memory:
         """Collect what only cycles hold, then give unused memory back to the device."""
         gc.collect()
         self.allocator.release()
+
+    def others(self) -> int:
+        """What other processes hold at least: 0 where all that is gone may be this one's."""
+        elsewhere = self.allocator.elsewhere()
+        return elsewhere if elsewhere > OWN else 0
 
     def leaked(self, stored: int) -> str | None:
         """Why the memory counts as leaking, when no pass runs and `stored` bytes of contents are kept; None = fine."""

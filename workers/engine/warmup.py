@@ -14,8 +14,9 @@ import numpy as np
 from spinf_serve.config import EngineConfig
 from spinf_serve.plan import ScorePlan
 from workers.engine.compiles import CompileCounter
-from workers.engine.errors import LoadError
-from workers.engine.failures import is_out_of_memory
+from workers.engine.device import compilation_refusal
+from workers.engine.errors import LoadError, NotNow
+from workers.engine.failures import is_out_of_memory, is_unwritable
 from workers.engine.memory import Memory, forget_frames
 from workers.engine.packing import Share, build_pass
 from workers.engine.pipeline import AnyRunner, launch
@@ -160,9 +161,33 @@ def warm_up(
 
 
 def _run(one: WarmupPass, config: EngineConfig, runner: AnyRunner, memory: Memory | None) -> None:
-    """All passes of one plan. What does not fit the memory is a LoadError, or, where it is `optional`, told of.
+    """All passes of one plan. What does not fit the memory is told of where it is `optional`, and else ends the start.
 
-    A score that is not finite is a LoadError too: no request would get a number from such a model.
+    That is a LoadError only where the pass has failed in a card that nobody else uses; else NotNow.
+    """
+    if _fits(one, config, runner, memory):
+        return
+    assert memory is not None
+    memory.release()
+    if one.optional:
+        log.warning("%s does not fit the memory: a request of that size will be refused", one.name)
+        return
+    if not (others := memory.others()):
+        # Who took the memory may have failed in the same moment and be gone. Then the pass fits now.
+        if _fits(one, config, runner, memory):
+            return
+        memory.release()
+        others = memory.others()
+    if others:
+        raise NotNow(f"{one.name} does not fit the GPU's memory now: other processes hold {others / (1 << 30):.1f} GiB")
+    raise LoadError(f"{one.name} does not fit the GPU's memory: lower --token-budget")
+
+
+def _fits(one: WarmupPass, config: EngineConfig, runner: AnyRunner, memory: Memory | None) -> bool:
+    """Run all passes of one plan; False where a GPU's memory is short.
+
+    A score that is not finite is a LoadError: no request would get a number from such a model. So is a disk without
+    room for a compiled kernel.
     """
     try:
         for shares in _passes(one, config):
@@ -173,16 +198,19 @@ def _run(one: WarmupPass, config: EngineConfig, runner: AnyRunner, memory: Memor
                     f"{config.model.snapshot_dir} are damaged, or config.json is not theirs"
                 )
     except Exception as error:
-        if memory is None or not is_out_of_memory(error):
+        if memory is None:
+            raise
+        if is_unwritable(error):
+            raise compilation_refusal(error) from None
+        if not is_out_of_memory(error):
             raise
         forget_frames(error)
-        if not one.optional:
-            raise LoadError(f"{one.name} does not fit the GPU's memory: lower --token-budget") from None
-        log.warning("%s does not fit the memory: a request of that size will be refused", one.name)
+        return False
     finally:
         runner.free(KEY)
     if memory is not None and one.optional:
         memory.release()
+    return True
 
 
 def _passes(one: WarmupPass, config: EngineConfig) -> Iterator[list[Share]]:
