@@ -47,7 +47,7 @@ BIG, SMALL = 24 * GIB, 2 * GIB
         (AMPERE, True, SMALL, "bf16"),  # no fp8 in the tensor cores
         (AMPERE, True, BIG, "w8a16"),
         (AMPERE, False, BIG, "w8a16"),
-        (replace(HOPPER, free=20 * GIB), False, BIG, "fp8row"),  # free memory counts, not all of it
+        (replace(HOPPER, free=20 * GIB), False, BIG, "bf16"),  # who else is on the card changes no score
     ],
 )
 def test_the_automatic_choice(card: Card, has_scales: bool, bf16_bytes: int, scheme: str) -> None:

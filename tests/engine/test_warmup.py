@@ -40,6 +40,7 @@ def test_every_kind_of_pass_runs(budget: int, most: int) -> None:
     assert any(0.85 * budget <= size <= budget for size in sizes), "a full pass"
     assert any(one.captures for one in packed)
     assert any(one.stores for one in packed)
+    assert {bool(one.segments.by_position.any()) for one in packed} == {False, True}, "both attention kernels"
     assert any(one.positions.max() > min(WINDOW, most - 2) for one in packed)
     assert any(len(one.read_rows) >= min(budget // 3, 2000) for one in packed), "many rows are read"
     assert sizes[-1] == max(size for size in sizes if size <= budget), "the last one is like a busy server's"
@@ -104,7 +105,7 @@ def test_a_real_model_takes_the_whole_list(tiny_checkpoint: Path) -> None:
     assert engine._window == model_config(tiny_checkpoint).sliding_window
     engine.warm_up(lines.append)
     assert len(lines) == len(warmup_passes(engine.config, WINDOW))
-    assert lines[0] == "warm-up 1 of 7: one token"
+    assert lines[0] == "warm-up 1 of 8: one token"
     assert np.array_equal(score(engine, a_plan()).logprobs, before)
     engine.close()
 
@@ -214,7 +215,7 @@ def test_scores_that_are_not_finite_end_the_start(tiny_checkpoint: Path, level: 
     engine.close()
 
 
-@pytest.mark.parametrize("number", range(7))
+@pytest.mark.parametrize("number", range(8))
 def test_every_pass_of_a_gpu_is_looked_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def wait(pending: FakePending) -> F32:
         values = pending.staged.packed.entry_cols.astype(np.float32)

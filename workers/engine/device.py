@@ -152,7 +152,8 @@ def choose_scheme(quant: str, card: Card, *, has_scales: bool, bf16_bytes: int) 
     """The scheme that `quant` stands for on this card.
 
     auto: fp8s where the snapshot has scales of inputs and the card fp8; else bf16 where the weights (`bf16_bytes`) and
-    4 GiB fit the free memory; else the best of 8 bits.
+    4 GiB fit the card; else the best of 8 bits. What others hold of the card does not count: an engine that starts
+    again beside them must not answer in another scheme than the one before.
     """
     if quant != "auto":
         check_fp8(quant, card)
@@ -161,7 +162,7 @@ def choose_scheme(quant: str, card: Card, *, has_scales: bool, bf16_bytes: int) 
         return quant
     if has_scales and card.has_fp8:
         return "fp8s"
-    if bf16_bytes + MARGIN <= card.free:
+    if bf16_bytes + MARGIN <= card.total:
         return "bf16"
     return "fp8row" if card.has_fp8 else "w8a16"
 

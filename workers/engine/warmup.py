@@ -7,7 +7,7 @@ all the same, so that nothing is left for a request to pay: compilations, the li
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -126,6 +126,7 @@ def warmup_passes(config: EngineConfig, window: int) -> list[WarmupPass]:
             warmup_plan([split], 3 * (split // branch + 1), branch),
             min(budget, 2 * split),
         ),
+        replace(short_pass(config), name="whole prompts", plan=replace(short_pass(config).plan, by_position=True)),
         WarmupPass("many questions of one token", warmup_plan([1] * 8, rows // 8, 1), budget),
         budget_pass(config),
     ]
