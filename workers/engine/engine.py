@@ -14,6 +14,7 @@ from typing import Any
 
 from spinf_serve.config import EngineConfig
 from spinf_serve.plan import F32, Completion, EngineInfo, ScorePlan
+from workers.engine.apart import Apart
 from workers.engine.clock import Clock
 from workers.engine.compiles import CompileCounter
 from workers.engine.failures import is_out_of_memory, request_error
@@ -75,6 +76,7 @@ class ScoringEngine:
         self._prepared: Future[Any] | None = None  # the staging of the first of them
         self._preparer = ThreadPoolExecutor(1, "prepare-pass", initializer=self._use_device)
         self._in_flight: deque[InFlight] = deque()
+        self._apart = Apart()
         self._leaving: set[_Id] = set()  # dropped while a pass in flight holds them
         self._pace = Pace()
         self._last_end = 0.0
@@ -98,7 +100,7 @@ class ScoringEngine:
     @property
     def has_work(self) -> bool:
         """Whether `step` would run a pass or hand out completions."""
-        return bool(self._done or self._in_flight or self._planned or len(self._scheduler))
+        return bool(self._done or self._in_flight or self._planned or len(self._scheduler) or len(self._apart))
 
     def submit(self, key: Hashable, plan: ScorePlan) -> None:
         """Queue a plan under a key of the caller's, unused so far. RequestError when the plan cannot be run."""
@@ -107,7 +109,13 @@ class ScoringEngine:
         check_plan(plan, self.info.vocab_size, self.config.max_tokens)
         number = self._ids[key] = next(self._numbers)
         self._tickets[number] = Ticket(key, plan)
-        self._scheduler.add(number, plan)
+        if self._apart:
+            self._apart.wait(number)
+        else:
+            self._enter(number)
+
+    def _enter(self, number: _Id) -> None:
+        self._scheduler.add(number, self._tickets[number].plan)
         if number not in self._scheduler:
             self._complete(number)
 
@@ -169,6 +177,7 @@ class ScoringEngine:
         self._prepared = None
         self._ids.clear()
         self._tickets.clear()
+        self._apart.clear()
         self._done.clear()
         self._runner.close()
         gc.collect()
@@ -192,6 +201,9 @@ class ScoringEngine:
     def _start_next(self) -> bool:
         """Launch a pass while none is in flight. When that fails, find out whose fault it is."""
         self._one_at_a_time = False
+        if self._apart and not self._planned and not len(self._scheduler):
+            for number in self._apart.enter():
+                self._enter(number)
         shares, prepared = self._next_shares()
         if not shares:
             return False
@@ -362,6 +374,7 @@ class ScoringEngine:
         if self._prepared is not None:
             wait([self._prepared])  # it may be making stores for the plan
         self._scheduler.remove(key)
+        self._apart.remove(key)
         self._leaving.add(key)
         self._free_leaving()
 
@@ -377,12 +390,22 @@ class ScoringEngine:
         self._done.append(Completion(ticket.key, result=ticket.result(self.info.fingerprint)))
 
     def _fail(self, key: _Id, error: Exception) -> None:
-        """End one plan with an error; everything that it holds is freed."""
-        ticket = self._tickets.pop(key)
-        self._ids.pop(ticket.key)
+        """End one plan with an error; everything that it holds is freed. Beside what others stored it may try again."""
         self._drop(key)
-        self._done.append(Completion(ticket.key, error=request_error(error)))
+        if is_out_of_memory(error) and self._runner.stored_bytes:
+            self._set_apart(key)
+        else:
+            ticket = self._tickets.pop(key)
+            self._ids.pop(ticket.key)
+            self._done.append(Completion(ticket.key, error=request_error(error)))
         self._give_back(error)
+
+    def _set_apart(self, key: _Id) -> None:
+        """Forget what of a plan was to run; it begins anew once the others are done."""
+        self._prepared = None  # `_drop` has waited for it
+        others = ([share for share in shares if share.key != key] for shares in self._planned)
+        self._planned = deque(shares for shares in others if shares)
+        self._apart.failed(key)
 
     def _give_back(self, error: Exception) -> None:
         """Free what a failed pass held; where memory was short, see to it that all of it came back."""
