@@ -9,23 +9,27 @@ import torch
 from torch import Tensor
 
 from workers.engine.kernels.encoding import Activation, Encoding
+from workers.engine.kernels.pieces import each, row_pieces
 
 _C1 = -2.0 * math.sqrt(2.0 / math.pi)
 _C3 = _C1 * 0.044715
-_ROWS = 256  # rows at a time: the eight steps over them stay in the cache
 
 
 def gelu_mul(gate_up: Tensor) -> Tensor:
     """gate_up [T, 2·K] → gelu_tanh(gate) · up [T, K], computed in float32 and rounded once."""
     width = gate_up.shape[1] // 2
     whole = gate_up.new_empty(gate_up.shape[0], width)
-    for part, out in zip(torch.split(gate_up, _ROWS), torch.split(whole, _ROWS), strict=True):
-        gate, up = part.float().chunk(2, dim=1)
-        work = out if out.dtype == torch.float32 else torch.empty_like(gate, memory_format=torch.contiguous_format)
-        torch.mul(gate, gate, out=work)
-        work.mul_(_C3).add_(_C1).mul_(gate).exp_().add_(1.0)
-        torch.div(gate, work, out=work)
-        torch.mul(work, up, out=out)
+
+    def work(rows: slice) -> None:
+        out = whole[rows]
+        gate, up = gate_up[rows].float().chunk(2, dim=1)
+        inner = out if out.dtype == torch.float32 else torch.empty_like(gate, memory_format=torch.contiguous_format)
+        torch.mul(gate, gate, out=inner)
+        inner.mul_(_C3).add_(_C1).mul_(gate).exp_().add_(1.0)
+        torch.div(gate, inner, out=inner)
+        torch.mul(inner, up, out=out)
+
+    each(work, row_pieces(*whole.shape))
     return whole
 
 

@@ -1,5 +1,7 @@
 """Chunks of fixed vocabulary width: product, largest value, sum of exponentials, the entries that fall in the chunk.
 
+A chunk is computed by one thread, see `kernels.pieces`.
+
 The chunks of a row are combined in vocabulary order, so a row's bits do not depend on how many rows share the call.
 """
 
@@ -8,11 +10,12 @@ from torch import Tensor
 
 from workers.engine.kernels.lm_head import half
 from workers.engine.kernels.lm_head.half import VOCAB_CHUNK
+from workers.engine.kernels.pieces import each
 from workers.engine.kernels.products import RowRule, linear_into, pad_rows
 
 __all__ = ["VOCAB_CHUNK", "lm_head_logprobs"]
 
-MAX_ROWS = 512  # rows of one sweep over the weight: bounds the chunk's logits at 8 MiB
+MAX_ROWS = 512  # rows of one sweep over the weight: bounds a chunk's logits at 8 MiB
 
 
 def _log_sum_exp(maxima: Tensor, sums: Tensor) -> Tensor:
@@ -29,16 +32,18 @@ def _rows_logprobs(
     maxima, sums = x.new_empty(2, x.shape[0], len(starts)).unbind(0)
     values = x.new_empty(rows.shape[0])
     bounds = torch.searchsorted(cols, torch.tensor([*starts, weight.shape[0]])).tolist()
-    buffer = x.new_empty(x.shape[0] * VOCAB_CHUNK)
-    for i, start in enumerate(starts):
+
+    def work(chunk: int) -> None:
+        start, here = starts[chunk], slice(bounds[chunk], bounds[chunk + 1])
         part = weight[start : start + VOCAB_CHUNK]
-        logits = linear_into(buffer[: x.shape[0] * part.shape[0]].view(x.shape[0], -1), x, part, rule)
+        logits = linear_into(x.new_empty(x.shape[0], part.shape[0]), x, part, rule)
         if softcap is not None:
             logits.div_(softcap).tanh_().mul_(softcap)
-        here = slice(bounds[i], bounds[i + 1])
         values[here] = logits[rows[here], cols[here] - start]
-        torch.amax(logits, dim=1, out=maxima[:, i])
-        torch.sum(logits.sub_(maxima[:, i : i + 1]).exp_(), dim=1, out=sums[:, i])
+        torch.amax(logits, dim=1, out=maxima[:, chunk])
+        torch.sum(logits.sub_(maxima[:, chunk, None]).exp_(), dim=1, out=sums[:, chunk])
+
+    each(work, range(len(starts)))
     return values - _log_sum_exp(maxima, sums)[rows, 0]
 
 

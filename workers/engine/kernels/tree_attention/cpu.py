@@ -4,6 +4,8 @@ Per group of rows and key/value head: scores of all visible path blocks in one b
 one softmax whose sums are taken block by block, and one product per block added in path order. A masked or absent
 position has the weight 0 exactly, and adding zeros changes no bits; absent positions point at zero rows, never at
 another request's.
+
+A group and head are computed by one thread, see `kernels.pieces`: most of their steps are too short to be split.
 """
 
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workers.engine.kernels.pieces import each
 from workers.engine.kernels.products import RowRule, batch_product, batch_product_add, product_into
 from workers.engine.kernels.tree_attention.groups import BLOCK, Group, groups
 from workers.engine.kernels.tree_attention.segments import Path, Segments
@@ -205,12 +208,14 @@ def tree_attention(
     q, k, v = q.float(), k.float(), v.float()
     stores = [(kept_k.float(), kept_v.float()) for kept_k, kept_v in stores]
     out = q.new_zeros(t, n * g * d)
-    for head in range(n):
+
+    def work(piece: tuple[int, StagedGroup]) -> None:
+        head, group = piece
         keys = [k[head], *(store[0][head] for store in stores)]
         values = [v[head], *(store[1][head] for store in stores)]
-        q_head = q[head].view(t, g * d)
-        out_head = out[:, head * g * d : (head + 1) * g * d]
-        for group in plan.groups:
-            attended = _attend(q_head.index_select(0, group.rows), keys, values, group, group.visible[window], rule)
-            out_head.index_copy_(0, group.rows, attended)
+        rows = q[head].view(t, g * d).index_select(0, group.rows)
+        attended = _attend(rows, keys, values, group, group.visible[window], rule)
+        out[:, head * g * d : (head + 1) * g * d].index_copy_(0, group.rows, attended)
+
+    each(work, ((head, group) for head in range(n) for group in plan.groups))
     return out.to(dtype)
