@@ -14,6 +14,8 @@ from threading import Barrier
 
 import torch
 
+from workers.engine.kernels.freed import keep_freed_memory
+
 _MOST = 16  # threads: each holds Python's lock for a few hundredths of its time
 _ELEMENTS = 1 << 18  # of a row piece: a megabyte in float32
 
@@ -48,6 +50,7 @@ def _run[T](work: Callable[[T], None], pieces: Iterator[T]) -> None:
 
 def each[T](work: Callable[[T], None], pieces: Iterable[T]) -> None:
     """work(piece) for every piece, several at a time, begun in their order. They must write to different places."""
+    keep_freed_memory()
     todo = list(pieces)
     left = iter(todo)  # a list's next item is taken in one step under Python's lock
     threads = min(torch.get_num_threads(), _MOST)
